@@ -8,33 +8,22 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from runs import small_catch
 
 import podracer
-from podracer.agents.a2c import A2C
 from podracer.cli.main import main
-from podracer.config.experiment import Experiment
 from podracer.config.serialization import read_experiment
-from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
 from podracer.io import addresses, entry_points
 from podracer.io.addresses import local_run
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.sinks import read_metrics
-from podracer.networks import MLP, TorsoNetwork
 from podracer.run.callbacks import Attached
 from podracer.tournament.config import Tournament
 from podracer.tournament.orchestrator import run_tournament
 from podracer.tournament.selection import Independent
 
-EXPERIMENT = Experiment(
-    recipe="catch_a2c",
-    environment="catch",
-    agent=A2C(network=TorsoNetwork(MLP((8,)))),
-    driver=AnakinConfig(4, 4, 5),
-    frames=10 * 16,
-    evaluations=0,
-    devices=1,
-)
+EXPERIMENT = small_catch(10)
 COPIES: dict[str, Path] = {}  # what the store of the tests has, by address
 
 
@@ -156,36 +145,6 @@ def test_callbacks_of_packages_are_part_of_an_experiment(tmp_path, packages):
     packages.clear()
     with pytest.raises(ConfigError, match="has a callback or an attachment 'lower'"):
         podracer.train(experiment, run_dir=tmp_path / "other")
-
-
-@pytest.mark.parametrize(
-    ("attach", "words"),
-    [
-        (
-            "miror:x",
-            "has a callback or an attachment 'miror': did you mean mirror",
-        ),
-        ("mirror:x", "mirror is in podracer-cloud: `pip install"),
-    ],
-)
-def test_what_is_no_attachment_is_refused(attach, words, tmp_path, packages):
-    with pytest.raises(ConfigError, match=words):
-        podracer.train(EXPERIMENT, run_dir=tmp_path / "run", callbacks=[attach])
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_refusal_of_an_attachment_leaves_no_run(tmp_path):
-    class Refusal(Diary):
-        def __enter__(self):
-            raise ConfigError("not now")
-
-    with pytest.raises(ConfigError, match="not now"):
-        podracer.train(
-            EXPERIMENT,
-            run_dir=tmp_path / "run",
-            callbacks=[Attached(lambda info: Refusal(info.run_dir))],
-        )
-    assert not (tmp_path / "run" / "config.json").exists()
 
 
 def test_an_attachment_follows_the_events_of_a_tournament(tmp_path):

@@ -14,7 +14,6 @@ import pytest
 import podracer
 from podracer import recipes
 from podracer.devices.mesh import make_mesh
-from podracer.drivers.population import Pod
 from podracer.drivers.state import place_leaves, with_blueprint
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
@@ -127,16 +126,6 @@ def test_a_killed_run_goes_on_as_it_would_have(devices, tmp_path):
     assert pairs[0] == pairs[1]
 
 
-@pytest.mark.slow
-def test_a_run_that_is_resumed_without_its_control_keeps_what_changed(tmp_path, caplog):
-    run = tmp_path / "run"
-    podracer.train(EXPERIMENT, run_dir=run, callbacks=[podracer.Control(halve)])
-    longer = dataclasses.replace(EXPERIMENT, frames=EXPERIMENT.frames + 16 * 8 * 5)
-    podracer.train(longer, run_dir=run, resume=True)
-    assert records(run)[-1]["agent.learning_rate"] == 1e-3 / 16
-    assert "goes on with the numbers that have changed: agent.learning_rate." in caplog.text
-
-
 def test_learners_of_sebulba_change_and_what_actors_act_by_cannot(tmp_path):
     sebulba = EXPERIMENT.with_fields({"environment": "catch"}).with_arch("sebulba")
     podracer.train(sebulba, run_dir=tmp_path / "run", callbacks=[podracer.Control(halve)])
@@ -184,20 +173,6 @@ def test_numbers_of_a_wrapped_environment_can_change():
     np.testing.assert_array_equal(blueprint.environment.inner.slopes, [1.0, 2.0])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"evaluations": 0}, "take evaluations above 0"),
-        ({"pods": (Pod(0), Pod(1))}, "a population is changed by its selection"),
-    ],
-)
-def test_a_run_that_cannot_be_controlled_is_refused_before_it_starts(changes, message, tmp_path):
-    experiment = dataclasses.replace(EXPERIMENT, **changes)
-    with pytest.raises(ConfigError, match=message):
-        podracer.train(experiment, run_dir=tmp_path / "run", callbacks=[podracer.Control(halve)])
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_schedule_that_control_returns_is_kept_as_its_numbers():
     linear = EXPERIMENT.with_fields({"agent": {"learning_rate": podracer.Linear(1e-3, 0.0)}})
     rate = podracer.Linear(5e-4, 1e-4, frames=64.0)
@@ -212,16 +187,6 @@ def test_a_schedule_that_control_returns_is_kept_as_its_numbers():
     again = changed(json.loads(json.dumps(first.changes)))
     leaves = [jax.tree.leaves(run.blueprint.settings) for run in (first, again)]
     assert leaves[0] == leaves[1]
-
-
-def test_fields_of_an_environment_that_is_no_pytree_are_refused():
-    @dataclasses.dataclass(frozen=True)
-    class Plain(Bowl):
-        """A subclass is no pytree unless it is declared as one."""
-
-    experiment = dataclasses.replace(EXPERIMENT, environment=Plain())
-    with pytest.raises(ConfigError, match=r"declare the class by `podracer\.struct`"):
-        changed_blueprint(experiment, *build(experiment), {"environment": {"center": 1.0}})
 
 
 def test_arrays_of_an_environment_are_arguments_and_are_not_copied(tmp_path):

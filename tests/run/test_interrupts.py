@@ -4,15 +4,12 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 
 import jax
 import jax.numpy as jnp
 import pytest
-from child import environment, finish, records
+from child import records
 from gate import GENEROUS, Gate
 
 import podracer
@@ -279,39 +276,3 @@ def test_an_interrupt_ends_a_tournament_in_python(is_own, tmp_path, monkeypatch)
     assert sentences == [
         "Stopping once all pods have saved, within 60 s; interrupt again to stop at once."
     ]
-
-
-# --- scripts and notebooks ------------------------------------------------------------------------
-
-SCRIPT = f"""
-import podracer
-marker = lambda boundary: print("chunk", flush=True)
-try:
-    for seed in range(2):
-        print("seed", seed, flush=True)
-        podracer.train(
-            "catch_a2c", driver={ANAKIN}, frames=10**9, evaluations=0, save_seconds=0, seed=seed,
-            run_dir=f"{{directory}}/{{seed}}", callbacks=[marker], devices=1,
-        )
-finally:
-    print("finally", flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_an_interrupt_ends_a_script(tmp_path):
-    """A real Ctrl-C: `finally` runs, the second seed never begins, and nothing is printed else."""
-    script = tmp_path / "script.py"
-    script.write_text(f"directory = {str(tmp_path)!r}\n{textwrap.dedent(SCRIPT)}")
-    process = subprocess.Popen(
-        [sys.executable, script],
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert [process.stdout.readline() for _ in range(2)] == ["seed 0\n", "chunk\n"]
-    process.send_signal(signal.SIGINT)
-    code, out, error = finish(process)
-    assert code == -signal.SIGINT, error  # as of any script that Ctrl-C ends
-    assert set(out.splitlines()) == {"chunk", "finally"}
-    assert error.startswith(SENTENCE)
-    assert error.splitlines()[-1].startswith("KeyboardInterrupt: Saved in")

@@ -7,25 +7,21 @@ import functools
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import AGENTS, blueprint, environment_for
 from child import call, records
 
 import podracer
-from podracer.agent import DEFAULT_CONTEXT, Agent, Rule
 from podracer.agents.dqn import DQN
 from podracer.agents.ppo import PPO
-from podracer.agents.rules.lpg import LPG, UpdateRule
+from podracer.agents.rules.lpg import UpdateRule
 from podracer.agents.rules.lpg.rule_file import encode_rule
 from podracer.agents.rules.lpg.student import lpg_student
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.population import Pod
 from podracer.envs import make
 from podracer.errors import CheckpointError, ConfigError
-from podracer.fields import bounded, reset_on_warm_start, struct
 from podracer.io.checkpoint import Checkpointer, stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
@@ -33,8 +29,8 @@ from podracer.run.records import Recorder
 from podracer.run.resume import Totals
 from podracer.run.setup import make_driver
 from podracer.run.warm_start import Weights, begin_of, reset_paths
-from podracer.schedules import Linear, init_frames
-from podracer.types import LearnerState, leaves_by_path
+from podracer.schedules import Linear
+from podracer.types import leaves_by_path
 
 STEPS = 16 * 8
 NETWORK = TorsoNetwork(MLP((16,)))
@@ -170,144 +166,6 @@ def test_how_it_began_is_known_or_it_is_not_resumed(tmp_path):
     assert begin_of(functools.partial(mine), None).entries == begin_of(mine, None).entries
 
 
-@pytest.mark.slow
-def test_every_pod_of_a_sweep_begins_with_them_and_another_with_its_best(first, tmp_path):
-    pods = (Pod(1), Pod(2))
-    frozen = dataclasses.replace(EXPERIMENT.agent, learning_rate=0.0)
-    result = podracer.train(
-        EXPERIMENT,
-        agent=frozen,
-        pods=pods,
-        begin=Weights(first.run_dir),
-        run_dir=tmp_path / "sweep",
-    )
-    for old, new in zip(
-        jax.tree.leaves(first.state.shared.params),
-        jax.tree.leaves(result.state.shared.params),
-        strict=True,
-    ):
-        for pod in range(2):
-            np.testing.assert_array_equal(old, new[pod])
-    alone = podracer.train(
-        EXPERIMENT,
-        agent=frozen,
-        frames=5 * STEPS,
-        begin=Weights(result.run_dir),
-        run_dir=tmp_path / "one",
-    )
-    before, after = first.state.shared.params, alone.state.shared.params
-    jax.tree.map(np.testing.assert_array_equal, before, after)
-
-
-def idle(spec, init, learn, rule=None):
-    """An agent of one's own, which acts without looking."""
-
-    def act(params, carry, timestep, keys, explore):
-        return jnp.zeros(timestep.reward.shape, jnp.int32), (), ()
-
-    return Agent(
-        name="Own", spec=spec, init=lambda key, num_envs: LearnerState(init), act=act, learn=learn,
-        actor_params=lambda state: (), rule=rule,
-    )  # fmt: skip
-
-
-@struct
-class OwnState:
-    """A state of one's own: what begins anew is declared, whatever the others are called."""
-
-    rule: jax.Array
-    num_rollouts: jax.Array
-    metrics: dict[str, jax.Array]
-    clock: jax.Array = reset_on_warm_start()
-
-
-@struct
-class OwnLearner:
-    """An agent of one's own, which learns a rule."""
-
-    pace: float = bounded(1.0)
-
-    def build(self, spec, context=DEFAULT_CONTEXT):
-        def learn(state, trajectory, key, axis):
-            old, steps = state.shared, trajectory.steps.timestep.reward.size
-            new = OwnState(
-                rule=old.rule + self.pace,
-                num_rollouts=old.num_rollouts + self.pace,
-                metrics={"frames": old.metrics["frames"] + self.pace},
-                clock=old.clock + jnp.uint32(steps),
-            )
-            return LearnerState(new), {}
-
-        state = OwnState(jnp.zeros(3), jnp.zeros(()), {"frames": jnp.zeros(())}, init_frames())
-        rule = Rule(lambda state, about: b"")
-        return idle(spec, state, learn, rule)
-
-
-@struct
-class Stateless:
-    """An agent that has nothing to learn."""
-
-    def build(self, spec, context=DEFAULT_CONTEXT):
-        return idle(spec, (), lambda state, trajectory, key, axis: (state, {}))
-
-
-@struct
-class Scalar:
-    """An agent whose state is one array."""
-
-    def build(self, spec, context=DEFAULT_CONTEXT):
-        return idle(spec, jnp.zeros(()), lambda state, trajectory, key, axis: (state, {}))
-
-
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """An environment of one's own, five steps long, whose states have a name."""
-
-    name: str = "position"
-
-    @property
-    def spec(self):
-        return podracer.EnvironmentSpec("line", podracer.ArraySpec((1,)), podracer.Discrete(2))
-
-    def reset(self, key):
-        return {self.name: jnp.int32(0)}, podracer.restart(jnp.zeros(1))
-
-    def step(self, key, state, action):
-        position = state[self.name] + 1
-        observation = jnp.zeros(1)
-        timestep = podracer.transition(observation, jnp.float32(0.0), terminal=position >= 5)
-        return {self.name: position}, timestep
-
-
-def test_classes_of_ones_own_need_neither_the_same_recipe_nor_the_same_environment(tmp_path):
-    """What they declare begins anew, and nothing else, though it is called as in LPG's state."""
-    own = dataclasses.replace(
-        EXPERIMENT, agent=OwnLearner(), environment=podracer.auto_reset(Line()), recipe="own",
-        evaluations=0,
-    )  # fmt: skip
-    run = podracer.train(own, run_dir=tmp_path / "first").run_dir
-    other = dataclasses.replace(
-        own, agent=OwnLearner(0.0), environment=podracer.auto_reset(Line("place")),
-        recipe="finetune", frames=5 * STEPS,
-    )  # fmt: skip
-    shared = podracer.train(other, begin=Weights(run), run_dir=tmp_path / "second").state.shared
-    assert shared.rule.tolist() == [10.0] * 3
-    assert (float(shared.num_rollouts), float(shared.metrics["frames"])) == (10.0, 10.0)
-    assert int(shared.clock) == 5 * STEPS
-
-
-def test_the_state_of_an_agent_may_be_empty_or_one_array(tmp_path):
-    own = dataclasses.replace(
-        EXPERIMENT, agent=Stateless(), environment=podracer.auto_reset(Line()), recipe="own",
-        frames=5 * STEPS, evaluations=0,
-    )  # fmt: skip
-    run = podracer.train(own, run_dir=tmp_path / "first").run_dir
-    assert podracer.train(own, begin=Weights(run), run_dir=tmp_path / "second").state.shared == ()
-    words = r"its learner has no shared, this one's float32\[\] at shared\.$"
-    with pytest.raises(ConfigError, match=words):
-        podracer.train(own, agent=Scalar(), begin=Weights(run), run_dir=tmp_path / "third")
-
-
 def test_a_student_obeys_the_rule_of_its_own_run(tmp_path):
     rule, learned = UpdateRule(units=4, embedding=3, predictions=3), []
     own = [rule.init(jax.random.key(seed)) for seed in range(2)]
@@ -326,29 +184,6 @@ def test_a_student_obeys_the_rule_of_its_own_run(tmp_path):
         )
     jax.tree.map(np.testing.assert_array_equal, learned[1].params, learned[0].params)
     jax.tree.map(np.testing.assert_array_equal, learned[1].rule, own[1])
-
-
-@pytest.mark.slow
-def test_a_rule_goes_on_in_other_worlds_with_new_lifetimes(tmp_path):
-    agent = LPG(inner_updates=3, rule=UpdateRule(4, 3, 3))
-    experiment = Experiment(
-        recipe="test",
-        environment="lifetimes:worlds:small,envs=2,steps=40",
-        agent=agent,
-        driver=AnakinConfig(4, 4, 2),
-        frames=5 * 16,
-        evaluations=0,
-        devices=1,
-    )
-    first = podracer.train(experiment, run_dir=tmp_path / "first")
-    assert int(first.state.shared.num_rollouts) > 0
-    others = dataclasses.replace(experiment, environment="lifetimes:worlds:medium,envs=2,steps=40")
-    driver = make_driver(others)
-    begin = begin_of(Weights(first.run_dir), driver)
-    shared = begin.first_state(driver, others.key)[0].learner.shared
-    jax.tree.map(np.testing.assert_array_equal, shared.rule, first.state.shared.rule)
-    assert int(shared.num_rollouts) == 0
-    assert "reward_medium" in shared.metrics
 
 
 def test_agents_declare_their_frames():
@@ -378,14 +213,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(first, tmp_path, c
             EXPERIMENT, begin=Weights(first.run_dir), run_dir=tmp_path / "run", **changes
         )
     assert list(tmp_path.iterdir()) == []
-
-
-def test_there_is_one_way_to_begin(first, tmp_path):
-    weights = Weights(first.run_dir)
-    with pytest.raises(ConfigError, match="a run is resumed in its directory, with its own weig"):
-        podracer.train(EXPERIMENT, begin=weights, run_dir=tmp_path / "run", resume=True)
-    with pytest.raises(ConfigError, match="no run"):
-        podracer.train(EXPERIMENT, begin=Weights(tmp_path / "no"), run_dir=tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -21,37 +21,41 @@ import pytest
 from killing import killed
 
 from podracer import recipes
-from podracer.agents.a2c import A2C
 from podracer.cli import pods as command_line
 from podracer.cli.leaderboard import LeaderboardOptions, leaderboard
 from podracer.drivers.population import Hyperparameter, Pod
 from podracer.drivers.selection import Range, Selection, Truncation
-from podracer.envs.catch import Catch
 from podracer.errors import ConfigError, PodracerError
-from podracer.fields import struct
 from podracer.io.run_directory import RunLock, write_json
 from podracer.io.signals import StopSignals
 from podracer.schedules import Linear
 from podracer.tournament import orchestrator, selection
 from podracer.tournament import pod as pods
-from podracer.tournament.config import Tournament, check_pods, read_tournament, with_pod_seeds
+from podracer.tournament.config import Tournament, read_tournament, with_pod_seeds
 from podracer.tournament.engine import EngineLost, open_log
 from podracer.tournament.events import Failed, Submitted, accepted_entries, lineage, state_after
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import Orchestrator
 from podracer.tournament.pod import REPORT, read_task
-from podracer.tournament.report import reason_of_failure
 
 TOURNAMENT = Tournament(
     (recipes.find("cartpole_ppo"),), selection.Independent(), pods=4, rounds=4, episodes=10
 )
 MIXED = (recipes.find("cartpole_ppo"), recipes.find("cartpole_dqn"))
+
+
 TWO_RATES = tuple(MIXED[0].with_fields({"agent": {"learning_rate": rate}}) for rate in (1e-4, 1e-3))
+
+
 DECAYING = MIXED[0].with_fields({"agent": {"learning_rate": Linear(1e-3, 0.0)}})
+
+
 SWEEP = dataclasses.replace(
     MIXED[0], pods=tuple(Pod(0, (Hyperparameter("learning_rate", rate),)) for rate in (1e-4, 1e-3))
 )
 WRONG_KIND: Any = dataclasses.replace(MIXED[0], recipe="own", evaluations="3")
+
+
 GENERATIONS_OF_200 = dataclasses.replace(
     recipes.find("catch_a2c"),
     pods=tuple(Pod(seed) for seed in range(64)),
@@ -450,19 +454,6 @@ def test_whoever_does_not_save_in_time_is_named(tmp_path, caplog):
     assert "which continue from their last save: 0, 1, 2, 3." in caplog.text
 
 
-def test_the_reason_of_a_failure_is_not_that_of_an_earlier_attempt(tmp_path):
-    (tmp_path / "log.txt").write_text("podracer: a word of the newest attempt\n\n")
-    for name in ("crash.json", "task.json"):
-        (tmp_path / name).write_text('{"message": "an old fault"}')
-        os.utime(tmp_path / name, (0, 0))
-    assert reason_of_failure(tmp_path, 70) == "exit code 70: an old fault"
-    assert reason_of_failure(tmp_path, -9) == "killed by SIGKILL, as where memory has run out"
-    assert reason_of_failure(tmp_path, -11) == "killed by SIGSEGV"
-    assert reason_of_failure(tmp_path, -40) == "killed by signal 40"
-    os.utime(tmp_path / "task.json", (1, 1))
-    assert reason_of_failure(tmp_path, 70) == "exit code 70: a word of the newest attempt"
-
-
 def test_an_attempt_that_does_not_end_keeps_its_directory(tmp_path, monkeypatch):
     clock = itertools.count(step=61.0)
     monkeypatch.setattr(pods.time, "monotonic", lambda: next(clock))
@@ -534,17 +525,6 @@ def test_a_straggler_is_waited_for_so_long_and_no_longer(tmp_path, monkeypatch):
     play(tmp_path, tournament, Pretence(polls=lambda pod: 200 if pod == 3 else 1))
     order = [(e.pod, e.round) for e in read_events(tmp_path) if isinstance(e, Submitted)]
     assert order.index((0, 1)) < order.index((3, 0))
-
-
-def test_pods_differ_in_algorithm_and_seed_and_the_winner_is_known(tmp_path):
-    names = ("cartpole_ppo", "cartpole_dqn")
-    tournament = dataclasses.replace(TOURNAMENT, experiments=tuple(map(recipes.find, names)))
-    state, _ = play(tmp_path, tournament)
-    kinds = {entry.pod: entry.experiment["agent"]["kind"] for entry in state.board}
-    assert {pod: kind for pod, kind in kinds.items() if pod < 2} == {0: "PPO", 1: "DQN"}
-    seeds = [tournament.experiment_of(pod).seed for pod in range(4)]
-    assert len(set(seeds)) == 4
-    assert [e.experiment["seed"] for e in state.board] == [seeds[e.pod] for e in state.board]
 
 
 def test_the_log_alone_gives_the_same_decisions(tmp_path):
@@ -631,15 +611,6 @@ def test_a_tournament_that_was_killed_before_its_first_line_may_begin(
         command_line.tournament(arguments)
 
 
-def test_what_no_pod_could_run_is_refused_before_anything_is_recorded(tmp_path, monkeypatch):
-    experiment = dataclasses.replace(TOURNAMENT.experiments[0], environment="gymnax:None-v0")
-    tournament = dataclasses.replace(TOURNAMENT, experiments=(experiment,))
-    with pytest.raises(ConfigError, match="gymnax"):
-        orchestrator.run_tournament(tournament, tmp_path)
-    monkeypatch.setattr("podracer.tournament.engine.installed", lambda kind: {})
-    with pytest.raises(ConfigError, match=r"ray is in podracer-cloud: `pip install"):
-        orchestrator.run_tournament(dataclasses.replace(TOURNAMENT, engine="ray"), tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.figure(16)
@@ -677,41 +648,3 @@ def test_links_in_a_tournament_are_not_followed(tmp_path):
         file.write(b"a pod's output")
     assert (outside / "log.txt").read_text() == "mine"
     assert [path.name for path in outside.iterdir()] == ["log.txt"]
-
-
-@struct
-class Mine(A2C):
-    """An agent that no file can bring back."""
-
-
-class Board:
-    """An environment that no file can bring back."""
-
-    spec, reset, step = Catch.spec, Catch.reset, Catch.step
-
-
-def test_what_pods_could_not_make_again_is_refused_in_a_sentence(tmp_path):
-    own = dataclasses.replace(TOURNAMENT.experiments[0], recipe="mine", agent=Mine())
-    other = dataclasses.replace(own, agent=Mine(entropy_cost=0.5))
-    alone = dataclasses.replace(TOURNAMENT, experiments=(own,))
-    with pytest.raises(ConfigError, match=r"pods cannot make 'mine' again: .* MODULE:FUNCTION"):
-        orchestrator.run_tournament(alone, tmp_path)
-    both = dataclasses.replace(alone, experiments=(own, other), engine="inline")
-    with pytest.raises(ConfigError, match="several recipes have the name 'mine'"):
-        orchestrator.run_tournament(both, tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    check_pods(dataclasses.replace(alone, experiments=(own, own)), (own, own))
-
-
-def test_a_log_gives_experiments_of_ones_own_back_with_their_recipe(tmp_path):
-    own = dataclasses.replace(TOURNAMENT.experiments[0], recipe="mine", agent=Mine())
-    own = dataclasses.replace(own, environment=Board())
-    tournament = dataclasses.replace(TOURNAMENT, experiments=(own, *TOURNAMENT.experiments))
-    with Leaderboard(tmp_path, tournament.header()):
-        pass
-    assert read_tournament(tmp_path, [own]) == tournament
-    again = dataclasses.replace(own, environment=Board())  # as the recipe makes it elsewhere
-    with Leaderboard(tmp_path, read_tournament(tmp_path, [again]).header()):
-        pass  # it is the same tournament
-    with pytest.raises(ConfigError, match="class 'Board', which no file can bring back"):
-        read_tournament(tmp_path)

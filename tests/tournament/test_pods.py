@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -259,59 +257,6 @@ def test_fusion_is_the_mean_of_weights_and_moments(tmp_path):
     assert not np.array_equal(*weights)
 
 
-OWN_RECIPE = """
-import dataclasses
-import podracer
-from podracer import recipes
-
-@podracer.struct
-class Mine(podracer.A2C):
-    pass
-
-class Board:
-    def __init__(self):
-        inner = podracer.make("catch")
-        self.spec, self.reset, self.step = inner.spec, inner.reset, inner.step
-
-def mine():
-    experiment = recipes.find("catch_a2c")
-    return dataclasses.replace(experiment, recipe="mine", agent=Mine(), environment=Board())
-"""
-
-
-@pytest.fixture
-def own_recipe(tmp_path, monkeypatch):
-    """The name of a recipe in a file, with an agent and an environment that no file can hold."""
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "own_pods.py").write_text(OWN_RECIPE)
-    monkeypatch.syspath_prepend(str(folder))
-    yield "own_pods:mine"
-    sys.modules.pop("own_pods", None)
-
-
-@pytest.mark.slow
-def test_recipes_of_ones_own_in_processes_and_resumed(own_recipe, tmp_path):
-    """Killed in the second round; to continue, the recipe is named again."""
-    directory = tmp_path / "t"
-    flags = ("--pods", 2, "--rounds", 3, "--round-frames", 40960, "--episodes", 8)
-    arguments = command("tournament", own_recipe, "--run-dir", directory, *flags)
-    driver = subprocess.Popen(arguments, cwd=tmp_path / "folder")
-    wait_until(lambda: any(directory.glob("pods/*r1/metrics.jsonl")))
-    driver.kill()
-    driver.wait()
-    wait_until(lambda: not children(directory), 60.0)
-    resumed = command("resume", directory)
-    refused = subprocess.run(resumed, check=False, capture_output=True, text=True)
-    assert (refused.returncode, "--recipe" in refused.stderr) == (78, True)
-    named = [*resumed, "--recipe", own_recipe]
-    assert subprocess.run(named, check=False, cwd=tmp_path / "folder").returncode == 0
-    assert len(accepted_entries(read_events(directory))) == 6
-    for words in (["leaderboard", "--json"], ["report"]):
-        shown = subprocess.run(command(*words, directory), check=False, capture_output=True)
-        assert shown.returncode == 0
-
-
 def test_a_checkpoint_that_is_not_the_recorded_one_is_refused(tmp_path):
     entries = play(tmp_path, dataclasses.replace(TOURNAMENT, pods=1, rounds=1))
     entry = entries["p0r0"]
@@ -396,18 +341,3 @@ def test_ctrl_c_saves_all_pods_and_resume_goes_on(tmp_path):
     events = read_events(directory)
     assert len(accepted_entries(events)) == 4
     assert not any(type(event).__name__ == "Failed" for event in events)
-
-
-@pytest.mark.slow
-def test_the_leaderboard_is_shown_as_json(tmp_path):
-    play(tmp_path / "t", dataclasses.replace(TOURNAMENT, rounds=1))
-    result = subprocess.run(
-        command("leaderboard", tmp_path / "t", "--json"), capture_output=True, check=True
-    )
-    shown = [json.loads(line) for line in result.stdout.splitlines()]
-    assert {each["id"] for each in shown} == {"p0r0", "p1r0"}
-    assert shown[0]["score"] >= shown[1]["score"]
-    run = tmp_path / "t" / "pods" / shown[0]["id"]
-    refused = subprocess.run(command("eval", tmp_path / "t"), capture_output=True, check=False)
-    assert refused.returncode == 78
-    assert f"is a tournament: name a run of it, such as {run}." in refused.stderr.decode()

@@ -197,20 +197,6 @@ def test_without_a_usable_node_the_engine_is_lost(directory, monkeypatch) -> Non
     assert "is not used: it does not have the directory" in room.said[-1][1]
 
 
-def test_what_waits_for_a_machine_says_so_once(directory, monkeypatch) -> None:
-    room = Room(Ray(node(FIRST, CPU=1.0)), monkeypatch)
-    for token in range(100):
-        room.cluster.start(token, str(directory.with_name(f"p{token}r0")))
-    for second in range(100):
-        room.time = float(second)
-        room.cluster.beat()
-        room.cluster.poll()
-    assert len(room.ray.actors) == cluster.PENDING, "the others wait where it costs nothing"
-    sizes = "a pod takes 1 CPU, and node headhe (10.0.0.1, headhead) has 0 CPU; node firstf"
-    (text,) = room.notices()
-    assert text.startswith(f"100 pods wait for a machine: {sizes}")
-
-
 def test_what_waits_ends_at_once_when_it_is_told_to(directory, monkeypatch) -> None:
     room = Room(two_nodes(), monkeypatch)
     actor = room.start(1, directory)

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -176,29 +175,6 @@ def test_a_tournament_ends_quietly_and_is_heard_by_this_machine_only(tmp_path: P
 
 @pytest.mark.figure(13)
 @slow
-def test_killed_pods_and_workers_go_on_from_their_last_save(tmp_path: Path) -> None:
-    with resumed(begun(tmp_path, tournament())) as run:
-        holder = run.holder
-        first = {}
-        for name, victim in (("p0r0", "pod"), ("p1r0", "worker")):
-            wait_until(lambda name=name: saved(run, name))
-            pod = run.pods(name)[0]
-            metrics = tmp_path / "pods" / name / "metrics.jsonl"
-            first[metrics] = metrics.read_text().splitlines()[0]
-            os.kill(pod.pid if victim == "pod" else pod.parent, signal.SIGKILL)
-        code, output = run.end()
-        assert code == 0, output
-        assert_nothing_left(run, holder)
-    assert_whole(run)
-    failed = run.events(Failed)
-    assert sorted(each.pod for each in failed) == [0, 1]
-    assert all(each.frames > 0 for each in failed)
-    for metrics, line in first.items():
-        assert metrics.read_text().splitlines()[0] == line, "it began anew"
-
-
-@pytest.mark.figure(13)
-@slow
 @pytest.mark.parametrize("victim", ["raylet", "gcs_server", "podracer_cloud.ray_cluster"])
 def test_when_the_engine_dies_it_says_how_to_go_on_and_leaves_nothing(
     tmp_path: Path, victim: str
@@ -219,21 +195,6 @@ def test_when_the_engine_dies_it_says_how_to_go_on_and_leaves_nothing(
         print(f"{victim}: nothing left after {time.monotonic() - killed:.1f} s")
 
 
-@pytest.mark.figure(13)
-@slow
-def test_a_killed_driver_takes_its_pods_along_and_loses_nothing(tmp_path: Path) -> None:
-    begun(tmp_path, tournament())
-    with resumed(tmp_path) as run:
-        holder = run.holder
-        wait_until(lambda: saved(run, "p1r0"))
-        run.driver.kill()
-        assert_nothing_left(run, holder)
-    with resumed(tmp_path) as run:
-        code, output = run.end()
-        assert code == 0, output
-    assert_whole(run)
-
-
 @slow
 def test_told_to_stop_it_saves_all_pods(tmp_path: Path) -> None:
     with resumed(begun(tmp_path, tournament(round_frames=300_000_000))) as run:
@@ -247,45 +208,6 @@ def test_told_to_stop_it_saves_all_pods(tmp_path: Path) -> None:
         metrics = (tmp_path / "pods" / name / "metrics.jsonl").read_text().splitlines()
         steps = (tmp_path / "pods" / name / "checkpoints").glob("0*/manifest.json")
         assert max(int(step.parent.name) for step in steps) == json.loads(metrics[-1])["updates"]
-
-
-@slow
-def test_a_cluster_is_joined_and_shared_out(tmp_path: Path) -> None:
-    chosen = tournament(pods=3, rounds=1, round_frames=20_000, pod_gpus=1.0)
-    port = "46379"
-    environment = os.environ | {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": "0" * 64,
-    }
-    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
-    options = [f"--port={port}", "--num-cpus=2", "--num-gpus=2", "--include-dashboard=false"]
-    with (tmp_path / "head.txt").open("w") as log:
-        head = subprocess.Popen(
-            [*ray, *options], env=environment, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        wait_until(lambda: "Local node IP" in (tmp_path / "head.txt").read_text())
-        begun(tmp_path, chosen)
-        with resumed(tmp_path, **environment, RAY_ADDRESS=f"127.0.0.1:{port}") as run:
-            third = tmp_path / "pods" / "p2r0"
-            wait_until(lambda: (third / "task.json").exists() and run.pods("p0r0"))  # it waits
-            assert not run.pods("p2r0")
-            seen = set()
-            while run.driver.poll() is None:
-                for pod in run.pods():
-                    with contextlib.suppress(OSError):
-                        variables = Path(f"/proc/{pod.pid}/environ").read_bytes().split(b"\0")
-                        seen |= {each for each in variables if each.startswith(b"CUDA_VIS")}
-                time.sleep(0.1)
-            code, output = run.end()
-        assert code == 0, output
-        assert_whole(run, pods=3, rounds=1)
-        assert seen == {b"CUDA_VISIBLE_DEVICES=0", b"CUDA_VISIBLE_DEVICES=1"}
-        assert head.poll() is None, "the cluster is not ours to end"
-    finally:
-        os.killpg(head.pid, signal.SIGKILL)
-        head.wait()
 
 
 @slow
