@@ -9,19 +9,17 @@ import socket
 import stat
 import subprocess
 import sys
-import textwrap
 import time
 from types import SimpleNamespace
 
 import jax
 import orbax.checkpoint as orbax_checkpoint
 import pytest
-from child import call, environment, fingerprint, finish, records, start, wait_for_lines
+from child import environment, fingerprint, finish, records, start, wait_for_lines
 from jax._src import clusters  # of which `jax.distributed.initialize` is the public side
 
 import podracer
 from podracer.cli import train
-from podracer.cli.main import main
 from podracer.config.serialization import read_experiment
 from podracer.devices import peers
 from podracer.devices.peers import PeerLostError
@@ -222,16 +220,6 @@ def test_a_platform_that_does_not_start_is_a_device_that_fails(reason, words):
     assert error.exit_code == 71
 
 
-@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="has a GPU")
-def test_a_platform_without_a_device_here_fails_in_one_sentence():
-    """JAX asserts, and says nothing, where the plugin of CUDA or its device is missing."""
-    command = [sys.executable, "-m", "podracer", "train", "catch"]
-    environment = {**os.environ, "JAX_PLATFORMS": "cuda"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert result.stderr == "podracer: this machine has no device of JAX_PLATFORMS=cuda.\n"
-    assert result.returncode == 71
-
-
 @pytest.mark.figure(19)
 @pytest.mark.parametrize("waits_for", ["arrays", "digests"])
 @pytest.mark.parametrize(
@@ -304,17 +292,6 @@ def test_processes_with_other_configurations_are_refused(other, message, monkeyp
         return
     with pytest.raises(ConfigError, match=message):
         peers.check_same_configuration(same)
-
-
-@pytest.mark.slow
-def test_processes_with_other_flags_are_refused_before_they_train(tmp_path):
-    run = tmp_path / "run"
-    flags = (("--seed", 1), ("--seed", 2))
-    processes = hosts((*RUN, "--frames", 10**9, "--run-dir", run), flags=flags)
-    for code, _, error in map(finish, processes):
-        assert code == 78
-        assert "experiment.seed is 1 in process 0 and 2 in process 1" in error
-    assert not run.exists()
 
 
 @pytest.mark.parametrize(
@@ -474,18 +451,6 @@ def test_a_process_of_a_job_refuses_to_train_alone(variables, sentence, monkeypa
     assert not jax.distributed.is_initialized()
 
 
-def test_a_pod_of_an_indexed_job_joins_where_jax_can_ask_kubernetes(joined, monkeypatch, tmp_path):
-    """JAX needs its package for that, and without a number of processes it is no lone process."""
-    monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
-    (tmp_path / "kubernetes").mkdir()
-    (tmp_path / "kubernetes" / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    check_not_alone(Hosts())
-    initialize_devices(Hosts(), 0)
-    ((settings, options),) = joined
-    assert (settings, options["cluster_detection_method"]) == ((None, None, 3), None)
-
-
 @pytest.mark.parametrize(
     "variables",
     [
@@ -500,36 +465,6 @@ def test_a_process_that_has_no_other_trains(variables, monkeypatch):
         monkeypatch.setenv(name, value)
     check_not_alone(Hosts())
     assert Hosts().with_environment() == Hosts()
-
-
-def test_the_command_line_refuses_to_train_alone(monkeypatch, capsys):
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    with pytest.raises(SystemExit) as leaving:
-        main(["train", "catch"])
-    assert leaving.value.code == 78
-    assert "or --num-processes 1 for a run of its own" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "message"),
-    [
-        (RuntimeError("Failed to recognize coordinator address t0"), PeerLostError, "address t0"),
-        (
-            RuntimeError("Kubernetes API Error: 403 - Forbidden\nIt"),
-            ConfigError,
-            "403 - Forbidden.:",
-        ),
-        (ValueError("coordinator_address should be defined."), ConfigError, "does not find the"),
-    ],
-)
-def test_what_jax_says_of_a_launcher_gets_its_exit_code(error, kind, message, monkeypatch):
-    """A name may be known at the next start; a permission that lacks is a mistake."""
-    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "t0,t1")
-    monkeypatch.setattr(peers.on_abort, "install", lambda: None)
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: throw(error))
-    monkeypatch.setattr("atexit.register", lambda *_: None)
-    with pytest.raises(kind, match=message):
-        initialize_devices(Hosts(), 0)
 
 
 @pytest.mark.parametrize("name", ["JAX_NUM_PROCESSES", "JAX_PROCESS_ID"])
@@ -548,37 +483,6 @@ def test_a_user_without_a_home_goes_on_without_a_cache(monkeypatch):
         assert use_compilation_cache() is None
     finally:
         jax.config.update("jax_compilation_cache_dir", kept)
-
-
-@pytest.mark.slow
-def test_training_leaves_the_configuration_of_jax_as_it_was(tmp_path):
-    """And programs of the caller's own are compiled as if there had been no run."""
-    code = """
-        from pathlib import Path
-        import jax, podracer
-        def values():
-            return {name: jax.config._read(name) for name in jax.config.values}
-        jax.jit(lambda x: x + 1)(1.0)
-        before, cache = values(), Path.home() / ".cache/podracer/xla"
-        podracer.train("catch_a2c", run_dir="run", frames=1, evaluations=0)
-        assert values() == before, values()
-        programs = set(cache.iterdir())
-        assert programs
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.jit(lambda x: x * 3)(1.0)
-        assert set(cache.iterdir()) == programs
-        jax.config.update("jax_compilation_cache_dir", "mine")
-        jax.jit(lambda x: x * 4)(1.0)
-        assert list(Path("mine").iterdir()) and set(cache.iterdir()) == programs
-    """
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("JAX_")
-    } | {"HOME": str(tmp_path), "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=environment, cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_folder_of_compiled_programs_is_private(tmp_path):
@@ -605,19 +509,3 @@ def test_a_process_whose_peers_never_start_says_so_and_ends(tmp_path):
     waits = "podracer: waits for all 2 processes of the run to join at 127.0.0.1:"
     assert waits in error
     assert "podracer: waited 6 s for all 2 processes" in error
-
-
-@pytest.mark.slow
-@pytest.mark.figure(4)
-def test_a_sweep_goes_on_with_its_virtual_devices(tmp_path):
-    sweep = ("sweep", "catch_a2c", "--vary", "learning_rate=1e-3", "--seeds", 2, "--hidden", 16)
-    frames, whole, cut = 40_000 * STEPS, tmp_path / "whole", tmp_path / "cut"
-    assert call(*sweep, "--frames", frames, "--evaluations", 1, "--run-dir", whole)[0] == 0
-    process = start(*sweep, "--frames", frames, "--evaluations", 1, "--run-dir", cut)
-    wait_for_lines(process, cut, 2)
-    process.send_signal(signal.SIGTERM)
-    assert finish(process)[0] == 75
-    code, _, error = call("resume", cut)
-    assert code == 0, error
-    assert "bit-exact" not in error
-    assert fingerprint(cut) == fingerprint(whole)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import threading
 from functools import partial
 
 import jax
@@ -12,10 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.devices import cgroups, machine, mesh
+from podracer.devices import cgroups, mesh
 from podracer.devices.kernels import traced_for
-from podracer.devices.machine import num_cores, schedulable_cores
-from podracer.devices.memory import free_host_bytes
 from podracer.devices.mesh import (
     DATA,
     REPLICATED,
@@ -23,7 +19,6 @@ from podracer.devices.mesh import (
     check_divisible,
     find_devices,
     make_mesh,
-    shardings,
 )
 from podracer.devices.reductions import (
     global_grad,
@@ -160,16 +155,6 @@ def test_find_devices_counts():
             find_devices(count)
 
 
-def test_meshes_and_shardings():
-    mesh = make_mesh(find_devices(4))
-    assert mesh.axis_names == (DATA,)
-    assert make_mesh().size == 8
-    placed = shardings(mesh, {"state": REPLICATED, "batch": SHARDED})
-    batch = jax.device_put(jnp.zeros((8, 2)), placed["batch"])
-    assert {shard.data.shape for shard in batch.addressable_shards} == {(2, 2)}
-    assert placed["state"].is_fully_replicated
-
-
 @pytest.mark.parametrize(
     ("count", "devices", "advice"),
     [
@@ -181,20 +166,6 @@ def test_meshes_and_shardings():
 def test_uneven_shares_are_refused_with_the_nearest_even_ones(count, devices, advice):
     with pytest.raises(ConfigError, match=rf"num_envs is {count}, .* {devices} devices .*{advice}"):
         check_divisible("num_envs", count, devices)
-
-
-@pytest.mark.parametrize(
-    ("processes", "advice"),
-    [
-        (2, "which 6 devices cannot .*: take 4 or 8 devices, or in a new run 12 or 18"),
-        (3, "which 6 devices of 3 processes .*: take 2 or 4 processes, or in a new run 12 or 18"),
-    ],
-)
-def test_advice_fits_the_number_of_processes(processes, advice, monkeypatch):
-    """Each has as many devices, and whoever gave processes is told of processes."""
-    monkeypatch.setattr(jax, "process_count", lambda: processes)
-    with pytest.raises(ConfigError, match=advice):
-        check_divisible("num_envs", 16, 6)
 
 
 def test_hosts_of_a_tpu_that_have_not_joined_are_refused(monkeypatch):
@@ -229,14 +200,6 @@ def test_blocks_keep_the_order_and_the_limit(n, limit, blocks):
     split = split_evenly(indices, limit)
     assert split.shape == (blocks, n // blocks)
     np.testing.assert_array_equal(split.ravel(), indices)
-
-
-def test_cores_are_counted_where_a_process_has_no_affinity(monkeypatch):
-    """As on macOS."""
-    monkeypatch.setattr(cgroups, "cores", lambda: None)
-    assert num_cores() == schedulable_cores() == len(os.sched_getaffinity(0))
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert num_cores() == schedulable_cores() == os.cpu_count()
 
 
 GIB = 2**30
@@ -293,41 +256,6 @@ def test_the_limits_of_a_container_hold(files, memory, cores, tmp_path):
         (tmp_path / path).write_text(text)
     assert cgroups.free_memory(tmp_path) == memory
     assert cgroups.cores(tmp_path) == cores
-
-
-def test_a_container_has_what_it_may_use(monkeypatch):
-    free = free_host_bytes()
-    schedulable = schedulable_cores()
-    monkeypatch.setattr(cgroups, "cores", lambda: 1)
-    monkeypatch.setattr(cgroups, "free_memory", lambda: 1000)
-    assert free > 1000
-    assert (free_host_bytes(), num_cores(), schedulable_cores()) == (1000, 1, schedulable)
-
-
-def test_a_machine_on_which_jax_would_abort_is_refused(monkeypatch):
-    """A limit of threads that is too low, and no /proc."""
-    start, started = threading.Thread.start, []
-
-    def start_few(thread):
-        if len(started) == 5:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
-
-    check = machine.check_machine.__wrapped__
-    check()
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start_few)
-        with pytest.raises(ConfigError, match="only 5 threads can be started, and a run needs"):
-            check()
-        started.clear()
-        patch.setattr(machine.resource, "getrlimit", lambda number: (2**30, 2**30))
-        with pytest.raises(ConfigError, match="raise the limit of memory"):
-            check()
-    assert not any(thread.is_alive() for thread in started)
-    monkeypatch.setattr(machine.Path, "exists", lambda path: False)
-    with pytest.raises(ConfigError, match="needs /proc/cpuinfo, which is not there: mount /proc"):
-        check()
 
 
 def test_a_noted_program_is_known_until_it_has_ended(monkeypatch):

@@ -4,25 +4,20 @@ import contextlib
 import dataclasses
 import itertools
 import re
-import time
-import types
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import AGENTS, SMALL, environment_for
-from programs import request, unordered
+from programs import unordered
 from runs import anakin_setup, sebulba_setup, train_anakin
 from variants import variants
 from walk import Walk
 
-from podracer.agent import DEFAULT_CONTEXT, Blueprint, Fused
+from podracer.agent import DEFAULT_CONTEXT, Fused
 from podracer.agents.a2c import A2C
 from podracer.devices import memory
-from podracer.drivers.anakin import Anakin, AnakinConfig, make_chunk
-from podracer.drivers.anakin import chunk as anakin_chunk
 from podracer.drivers.progress import Orders
 from podracer.environment import auto_reset
 from podracer.envs import make
@@ -31,13 +26,6 @@ from podracer.errors import ConfigError, NonFiniteError
 from podracer.fields import struct
 from podracer.io.checkpoint import fingerprint
 from podracer.rollout import Purpose, environment_keys, purpose_key
-from podracer.types import Continuous
-
-
-def test_a_blueprint_of_other_rollouts_than_the_drivers_is_refused():
-    env = make("catch")
-    with pytest.raises(ConfigError, match="rollouts of 16 steps and the driver of 5: take Bluep"):
-        Anakin(Blueprint(A2C(), env.spec), env, AnakinConfig(4, 5), jax.devices()[:1])
 
 
 @variants("devices", [8], [1, 2, 4])
@@ -76,23 +64,6 @@ def test_metrics_come_for_every_chunk_and_the_state_at_boundaries_only():
     seen = [(p.updates, p.state is not None) for p in progresses]
     expected = [5, 10, 15, 20, 25, 30]
     assert seen == [(updates, updates in (15, 30)) for updates in expected]
-
-
-def test_a_chunk_has_its_own_time_where_calls_take_as_long_as_chunks():
-    """As on a GPU, whose launches wait for each other; a boundary is reported with its chunk."""
-    driver, state = anakin_setup(AGENTS["a2c"], updates_per_chunk=1)
-    program = driver.compile().result()
-
-    def blocking(state, requests):
-        result = jax.block_until_ready(program(state, requests))
-        time.sleep(0.2)
-        return result
-
-    driver.compile = lambda: types.SimpleNamespace(result=lambda: blocking)
-    orders = Orders(4, is_boundary=lambda updates: updates == 3)
-    reports = driver.run(state, orders)
-    ends = [progress.time for progress in reports]
-    assert (np.diff(ends) > 0.15).all()
 
 
 def test_a_request_makes_a_boundary():
@@ -135,22 +106,6 @@ def test_resets_after_a_time_out_are_no_frames():
 def compiled_text(devices, agent="ppo"):
     driver, _ = anakin_setup(AGENTS[agent], environment_for(agent), devices=devices)
     return driver.compile().result().func.as_text()
-
-
-@pytest.mark.slow
-def test_hyperparameters_that_are_arguments_compute_what_constants_do():
-    """But for rounding: XLA multiplies constants with each other (docs/decisions/0038)."""
-    driver, state = anakin_setup(AGENTS["a2c"], num_envs=3, rollout_length=5)
-    updates = request(1, driver.config.updates_per_chunk)
-    blueprint = driver.blueprint
-
-    def with_constants(state):
-        return anakin_chunk(blueprint, driver.env, driver.config, None, state, updates)
-
-    expected, _ = jax.jit(with_constants)(state)
-    actual, _ = make_chunk(driver.env, driver.mesh, driver.config)(blueprint, state, updates)
-    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
-    jax.tree.map(close, actual.learner, expected.learner)
 
 
 def test_the_program_has_no_callback_and_no_collective_but_reductions():
@@ -393,14 +348,3 @@ def test_what_cannot_run_is_refused_in_a_sentence(agent, environment, devices, c
     finally:
         jax.monitoring.clear_event_listeners()
     assert compiles == []
-
-
-@pytest.mark.slow
-def test_continuous_actions_stay_within_their_bounds():
-    driver, state = anakin_setup(AGENTS["a2c"], "pendulum")
-    assert isinstance(driver.env.spec.action, Continuous)
-    state, _ = train_anakin(driver, state, 5)
-    keys = jax.random.split(jax.random.key(0), 16)
-    params = driver.agent.actor_params(state.learner)
-    action, _, _ = driver.agent.act(params, (), state.actor.timestep, keys, True)
-    assert np.all(np.abs(action) <= 2.0)

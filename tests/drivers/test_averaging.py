@@ -14,26 +14,20 @@ from jax.sharding import NamedSharding
 from programs import request
 from runs import resumed_and_whole
 
-import podracer
 from podracer.agents.a2c import A2C
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, to_json
 from podracer.drivers import population
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.averaging import Averaging, average_states
-from podracer.drivers.population import (
-    Hyperparameter,
-    Pod,
-    Population,
-    population_mesh,
-    run_keys,
-)
+from podracer.drivers.population import Pod, Population, population_mesh, run_keys
 from podracer.envs import make
-from podracer.errors import ConfigError
 from podracer.io.checkpoint import fingerprint
 from podracer.networks import MLP, TorsoNetwork
 
 CONFIG = AnakinConfig(num_envs=2, rollout_length=3, updates_per_chunk=2)
+
+
 EXPERIMENT = Experiment(
     environment="catch",
     agent=A2C(network=TorsoNetwork(MLP((4,)))),
@@ -44,7 +38,6 @@ EXPERIMENT = Experiment(
     evaluations=0,
     devices=1,
 )
-FASTER = Pod(3, (Hyperparameter("learning_rate", 0.1),))
 
 
 def mixing_matrix(peers, num_pods):
@@ -147,20 +140,3 @@ def test_pods_of_a_ring_send_no_more_than_their_own_numbers(num_pods):
 def test_resumed_equals_uninterrupted(tmp_path):
     resumed_and_whole(EXPERIMENT, tmp_path, frames=2 * 3 * 6)
     assert from_json(to_json(EXPERIMENT)) == EXPERIMENT
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"pods": EXPERIMENT.pods[:1]}, "at least 2 pods, but there is 1"),
-        ({"pods": (*EXPERIMENT.pods[:3], FASTER)}, "need the same hyperparameters"),
-        ({"exchange": Averaging("all", 3)}, "multiple of a chunk's 2, but it is 3"),
-        ({"exchange": Averaging("all", 0)}, "needs a period"),
-        ({"exchange": Averaging("all", 12)}, "never reached in a run of 12 updates"),
-        # A chunk is no longer than the run.
-    ],
-)
-def test_what_cannot_be_averaged_is_refused(tmp_path, changes, words):
-    with pytest.raises(ConfigError, match=words):
-        podracer.train(dataclasses.replace(EXPERIMENT, **changes), run_dir=tmp_path / "no")
-    assert not (tmp_path / "no").exists()

@@ -3,10 +3,8 @@
 import dataclasses
 import errno
 import json
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import AGENTS, blueprint, environment_for
@@ -17,36 +15,22 @@ from variants import variants
 import podracer
 from podracer import recipes
 from podracer.agents.a2c import A2C
-from podracer.agents.dqn import DQN
 from podracer.cli.main import main
 from podracer.cli.pods import finish_sweep, read_spaces
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import from_json, read_config, to_json
-from podracer.devices.reductions import Mean
+from podracer.config.serialization import from_json, to_json
 from podracer.drivers.anakin import Anakin, AnakinConfig
-from podracer.drivers.population import (
-    Hyperparameter,
-    Pod,
-    Population,
-    hyperparameters,
-    population_mesh,
-    run_keys,
-    with_hyperparameters,
-)
-from podracer.drivers.progress import Orders, not_finite
+from podracer.drivers.population import Hyperparameter, Pod, Population, population_mesh, run_keys
+from podracer.drivers.progress import Orders
 from podracer.envs import make
 from podracer.errors import CheckpointError, ConfigError, NonFiniteError, StorageError
 from podracer.io import jsonl
 from podracer.io.checkpoint import Restored, fingerprint
-from podracer.io.seal import seal_json
-from podracer.io.signals import Stopwatch
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
-from podracer.replay import Replay
 from podracer.reports.run import write_report
 from podracer.run import sweep
 from podracer.run.loading import load_run
-from podracer.run.records import Recorder
 from podracer.run.setup import build
 
 CONFIG = AnakinConfig(16, 8, 5)
@@ -80,34 +64,6 @@ def close(one, other, tolerance=1e-4):
         if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
-
-
-@dataclasses.dataclass(frozen=True)
-class WithNothing:
-    """An environment whose state also has an array of no elements, as some of other libraries."""
-
-    inner: Any
-
-    @property
-    def spec(self):
-        return self.inner.spec
-
-    def reset(self, key):
-        state, timestep = self.inner.reset(key)
-        return (state, jnp.zeros((0, 3))), timestep
-
-    def step(self, key, state, action):
-        inner, timestep = self.inner.step(key, state[0], action)
-        return (inner, state[1]), timestep
-
-
-@pytest.mark.slow
-def test_states_may_have_empty_arrays():
-    agent = A2C(network=SMALL)
-    pods = [pod(seed) for seed in range(2)]
-    expected, _ = train(agent, pods, updates=5)
-    states, _ = train(agent, pods, WithNothing(make("catch")), updates=5)
-    close(states.learner, expected.learner, tolerance=0.0)
 
 
 @pytest.mark.slow
@@ -167,19 +123,6 @@ def test_a_pod_in_a_batch_of_its_own_is_the_run_alone_to_the_bit(recipe):
         close(jax.tree.map(lambda x, i=index: x[i], progress.state), run.state, tolerance=0)
 
 
-@pytest.mark.slow
-def test_a_program_holds_its_states_once():
-    """Replays are large: beside the states there is room for those of one batch, not of all."""
-    config, env = AnakinConfig(128, 1, 2), make("catch")  # a batch of pods is one
-    pods = [Pod(seed) for seed in range(6)]
-    agent = DQN(network=SMALL, replay=Replay(capacity=40_000, warmup=100))
-    agent = blueprint(agent, env.spec, config.rollout_length)
-    driver = Population(agent, pods, env, config, jax.devices()[:1])
-    memory = driver.lower()().func.memory_analysis()
-    assert memory.argument_size_in_bytes > 6 * 40_000 * 50  # a pod's observations are 50 bytes
-    assert memory.temp_size_in_bytes < memory.argument_size_in_bytes / 2
-
-
 def test_a_pod_that_diverges_harms_no_other():
     agent = A2C(network=SMALL, max_gradient_norm=1e30)
     pods = [pod(0), pod(1, learning_rate=1e38), pod(2)]
@@ -195,31 +138,6 @@ def test_a_pod_that_diverges_harms_no_other():
         close(jax.tree.map(take, states.learner), jax.tree.map(take, healthy.learner), 0)
     with pytest.raises(NonFiniteError, match="update"):
         train(agent, [pod(0, learning_rate=1e38)], updates=20)
-
-
-def test_metrics_without_a_value_are_not_said_to_be_not_finite(caplog):
-    """Before a replay is warm nothing is learned."""
-    agent = DQN(network=SMALL, replay=Replay(1_600, batch_size=16, warmup=10_000))
-    _, (progress,) = train(agent, [pod(0), pod(1)], updates=5)
-    assert progress.pods is not None
-    assert np.isnan(progress.pods["loss"]).all()
-    Recorder(EXPERIMENT, make("catch")).record(progress, Stopwatch())
-    assert "not finite" not in caplog.text
-    loss = Mean(np.array([np.nan, 1.0]), np.ones(2))
-    assert not_finite({"loss": loss}) == ["loss"]
-    assert not_finite({"loss": loss}, np.array([False, True])) == []
-
-
-def test_names_of_hyperparameters():
-    assert {"learning_rate", "discount"} <= set(hyperparameters(DQN()))
-    changed = with_hyperparameters(DQN(dueling=True), {"discount": 0.5})
-    assert (changed.discount, changed.dueling) == (0.5, True)
-    with pytest.raises(
-        ConfigError, match=r"DQN has no float hyperparameter 'learning_rat'.*learning_rate"
-    ):
-        with_hyperparameters(DQN(), {"learning_rat": 1.0})
-    with pytest.raises(ConfigError, match="n_step"):  # structure: one program has one
-        with_hyperparameters(DQN(), {"n_step": 3.0})
 
 
 # --- as a run -------------------------------------------------------------------------------------
@@ -246,20 +164,6 @@ def lines(path):
 def test_resumed_equals_uninterrupted(tmp_path):
     cut, whole = resumed_and_whole(EXPERIMENT, tmp_path, frames=10 * STEPS, evaluations=1)
     assert (cut / "pods.jsonl").read_text() == (whole / "pods.jsonl").read_text()
-
-
-@pytest.mark.slow
-def test_pods_with_different_hyperparameters_are_ranked(tmp_path, capsys):
-    pods = (Pod(0), pod(1, learning_rate=1e-2), pod(2, entropy_cost=0.05))
-    run = tmp_path / "run"
-    podracer.train(EXPERIMENT, pods=pods, frames=5 * STEPS, evaluations=1, run_dir=run)
-    finish_sweep(run, sweep.read_experiment(run))
-    header, *rows = capsys.readouterr().out.splitlines()[:4]
-    columns = header.split()[:2]
-    assert sorted(columns) == ["entropy_cost", "learning_rate"]
-    for values in ({}, {"learning_rate": "0.01"}, {"entropy_cost": "0.05"}):
-        wanted = [values.get(name, "-") for name in columns]
-        assert wanted in [row.split()[:2] for row in rows]
 
 
 @pytest.mark.slow
@@ -331,55 +235,6 @@ def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypa
     assert (tmp_path / "best.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("returns", "row"),
-    [
-        ([10.0] * 15 + [1000.0], "10.0 10.0 to 10.0 16"),
-        ([1.0, 2.0, 9.0, 0.0], "3.00 1.00, 2.00, 9.00, 0 4"),
-        ([10.0] * 15 + [None], "10.0 10.0 to 10.0 15"),
-    ],
-)
-def test_the_interval_of_a_sweep_is_that_of_its_score(returns, row, tmp_path, monkeypatch, capsys):
-    """Both are of the interquartile mean; few seeds have no interval.
-
-    A pod without a score has no part in either, and the line says so.
-    """
-    pods = tuple(Pod(seed, ()) for seed in range(len(returns)))
-    experiment = dataclasses.replace(EXPERIMENT, pods=pods, frames=5 * STEPS)
-    record = {"updates": 5, "episodes": [3] * len(pods), "evaluation_return": returns}
-    monkeypatch.setattr(sweep, "read_experiment", lambda *_: experiment)
-    monkeypatch.setattr(sweep, "read_pods", lambda _: [record])
-    whole = {"updates": 5, "frames": 5 * STEPS * len(pods)}
-    monkeypatch.setattr(sweep, "readable_records", lambda _: [whole])
-    finish_sweep(tmp_path, experiment)
-    out = capsys.readouterr().out.splitlines()
-    remarks = [text for text in out if text.startswith("Remarks")]
-    head, line = [text for text in out if text not in remarks][-4:-2]
-    lost = ["Remarks   1 of 16 evaluation without a finite mean (seed 15)"]
-    assert remarks == (lost if None in returns else [])
-    assert " ".join(line.split()) == row
-    few = len(returns) < 5
-    assert ("(mean)" in head, "each seed" in head, "95 %" in head) == (few, few, not few)
-
-
-@pytest.mark.slow
-def test_a_sweep_without_an_evaluation_is_not_ranked(tmp_path, capsys):
-    run = tmp_path / "run"
-    podracer.train(EXPERIMENT, frames=5 * STEPS, evaluations=0, run_dir=run)
-    finish_sweep(run, EXPERIMENT)
-    out = capsys.readouterr().out
-    assert f"Not ranked: {run} has no evaluation yet" in out
-    assert "resume it with --evaluations 1 or more and more --frames." in out
-    config = read_config(run / "config.json")
-    seal_json(
-        run / "config.json",
-        {**config, "experiment": config["experiment"] | {"evaluations": 5, "frames": 9 * STEPS}},
-    )
-    with pytest.raises(ConfigError, match=r"its pods are ranked: resume it\.$"):
-        sweep.configurations(run)
-    assert f"podracer report {run}" in out
-
-
 @pytest.mark.slow
 def test_a_full_disk_at_the_best_configuration_is_an_error(tmp_path, monkeypatch):
     run = tmp_path / "run"
@@ -446,17 +301,6 @@ def test_a_population_is_a_run_like_any_other(tmp_path, capsys):
     assert "2 seeds" in page
 
 
-def test_what_cannot_be_a_population_is_refused(tmp_path):
-    def refused(words, **changes):
-        with pytest.raises(ConfigError, match=words):
-            podracer.train(dataclasses.replace(EXPERIMENT, **changes), run_dir=tmp_path / "no")
-
-    refused("learning_rate must be at least 0", pods=(pod(0, learning_rate=-1.0),))
-    refused("no float hyperparameter 'depth'", pods=(pod(0, depth=1.0),))
-    refused("take `driver=podracer.Anakin", driver=EXPERIMENT.with_arch("sebulba").driver)
-    assert not (tmp_path / "no" / "config.json").exists()
-
-
 # --- what to try ----------------------------------------------------------------------------------
 
 
@@ -479,16 +323,6 @@ def test_ranges_are_drawn_evenly_on_their_scale():
     assert {p.hyperparameters[2].value for p in pods} == {1.0, 2.0}
     assert pods == sweep.make_pods(spaces, [0], 2000, 3)
     assert spaces == read_spaces(["learning-rate=1e-6:1e-2", "entropy-cost=0:1", "x=1,2"])
-
-
-def test_a_hyperparameter_has_the_name_of_its_setting():
-    agent = recipes.find("cartpole_dqn").agent
-    names = ["agent.learning_rate=1,2", "optimizer.epsilon=1,2", "epsilon=1,2", "rmsprop-decay=1,2"]
-    assert list(read_spaces(names, agent)) == [
-        "learning_rate", "optimizer.epsilon", "epsilon", "optimizer.rmsprop_decay",
-    ]  # fmt: skip
-    with pytest.raises(ConfigError, match="twice"):
-        read_spaces(["agent.epsilon=1,2", "epsilon=3,4"], agent)
 
 
 @pytest.mark.parametrize(

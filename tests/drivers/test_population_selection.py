@@ -1,8 +1,6 @@
 """Selection inside a population's program: a tournament's decisions, exact, on any devices."""
 
 import dataclasses
-import json
-import shutil
 import signal
 from functools import partial
 
@@ -12,24 +10,15 @@ import numpy as np
 import pytest
 from charts import figures
 from child import call, fingerprint, finish, start, wait_for_lines
-from hosts import Counters
-from runs import resumed_and_whole
 from standings import entry, stand
 from variants import variants
 
-import podracer
 from podracer.agents.a2c import A2C
 from podracer.cli.pods import read_spaces
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import from_json, to_json
 from podracer.drivers import selection
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.population import (
-    Hyperparameter,
-    Pod,
-    Population,
-    population_mesh,
-)
+from podracer.drivers.population import Hyperparameter, Pod, Population, population_mesh
 from podracer.drivers.selection import (
     Generational,
     PopulationBased,
@@ -42,10 +31,8 @@ from podracer.drivers.selection import (
 from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
-from podracer.reports.lineage import lineage_figures
 from podracer.reports.run import write_report
 from podracer.run import sweep
-from podracer.run.loading import load_run
 from podracer.run.setup import make_driver, make_evaluator
 from podracer.tournament import selection as tournament
 from podracer.types import LearnerState
@@ -253,46 +240,6 @@ def test_fixed_evaluations_play_the_same_episodes_after_a_selection():
 
 
 @pytest.mark.slow
-def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsys):
-    # It stops where a selection is due, which is therefore made by the resumed run.
-    cut, whole = resumed_and_whole(EXPERIMENT, tmp_path, frames=20 * STEPS, evaluations=1)
-    assert (cut / "pods.jsonl").read_text() == (whole / "pods.jsonl").read_text()
-    assert from_json(to_json(EXPERIMENT)) == EXPERIMENT
-
-    lineage = sweep.selections(sweep.read_pods(whole))
-    assert [record["updates"] for record in lineage] == [15, 25, 35]
-    numbers = list(range(4))
-    for record in lineage:
-        numbers = [numbers[parent] for parent in record["parent"]]
-    assert sweep.ancestors(lineage) == numbers
-    drawn = figures(lineage_figures("", whole, to_json(EXPERIMENT)))
-    assert list(drawn) == ["Pods", "learning_rate"]
-    assert all(each["data"][0]["y"].count(None) == 4 * 3 for each in drawn.values())
-    last = lineage[-1]["hyperparameter_learning_rate"]
-    run = load_run(whole, pod=2)
-    assert run.blueprint.settings.learning_rate == last[2]
-    assert int(run.state.update) == 40
-    found = sweep.configurations(whole)
-    assert sorted(number for each in found for number in each.pods) == [0, 1, 2, 3]
-    assert {each.hyperparameters[0].value for each in found} == set(last)
-    running = shutil.copytree(whole, tmp_path / "running")  # selected since its last evaluation
-    for name in ("pods.jsonl", "metrics.jsonl"):
-        lines = (whole / name).read_text().splitlines(keepends=True)
-        early = [line for line in lines if json.loads(line)["updates"] <= 35]
-        (running / name).write_text("".join(early))
-    values = {n: c.hyperparameters[0].value for c in sweep.configurations(running) for n in c.pods}
-    assert [values[n] for n in range(4)] == lineage[0]["hyperparameter_learning_rate"]
-    best = podracer.recipes.find(str(sweep.write_best(whole, EXPERIMENT, found[0])))
-    assert best.agent.learning_rate == found[0].hyperparameters[0].value
-    assert (best.pods, best.exchange) == ((), None)
-
-    from podracer.cli.leaderboard import LeaderboardOptions, leaderboard
-
-    assert leaderboard(LeaderboardOptions(whole)) == 0
-    assert "Selected  3 times" in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     flags = ["--vary", "learning_rate=1e-5:1e-1", "--draws", 4, "--seeds", 1, "--frames", 60_000]
     flags += ["--evaluations", 1, "--evaluation-episodes", 8, "--save-seconds", 0]
@@ -323,58 +270,6 @@ def test_the_program_calls_no_host_and_is_given_the_states():
     assert compiled.memory_analysis().alias_size_in_bytes >= driver.saved_bytes
 
 
-@dataclasses.dataclass(frozen=True)
-class InTurns:
-    """Catch, said to be a game of two players in which the agent moves for both."""
-
-    inner = make("catch")
-    spec = dataclasses.replace(inner.spec, takes_turns=True)
-    reset, step = inner.reset, inner.step
-
-
-class PlayedOnHost(InTurns):
-    """Catch, evaluated in environments of the host."""
-
-    spec = InTurns.inner.spec
-
-    def for_evaluation(self):
-        return Counters()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"environment": InTurns()}, "in self-play say nothing of strength"),
-        (
-            {"environment": PlayedOnHost(), "exchange": None},
-            "pods are evaluated on the device, and .* runs on the host: take `evaluations=0`",
-        ),
-        ({"pods": EXPERIMENT.pods[:1]}, "at least 2 pods, but there is 1"),
-        ({"exchange": Selection(Truncation(), 0)}, "needs a period"),
-        ({"exchange": Selection(Truncation(), 12)}, "multiple of a chunk's 5, .* 12: take 10"),
-        ({"exchange": Selection(Truncation(), 40)}, "never reached in a run of 40 updates"),
-        ({"exchange": Selection(PopulationBased(()), 10)}, "by `exchange.rule.bounds`"),
-        (
-            {"exchange": Selection(PopulationBased((Range("depth", 1, 2),)), 10)},
-            "no float hyperparameter 'depth'",
-        ),
-        (
-            {"exchange": Selection(PopulationBased((Range("learning_rate", -1, 2),)), 10)},
-            "learning_rate must be at least 0",
-        ),
-        ({"exchange": Selection(Generational(3, 1), 10)}, "group_size 3, but there are 4 pods"),
-        (
-            {"exchange": Selection(Generational(2, 1), 10)},
-            "pods 0 to 1 would be a group, of group_size 2, but have different hyperparameters",
-        ),
-    ],
-)
-def test_what_cannot_be_selected_is_refused(tmp_path, changes, words):
-    with pytest.raises(ConfigError, match=words):
-        podracer.train(dataclasses.replace(EXPERIMENT, **changes), run_dir=tmp_path / "no")
-    assert not (tmp_path / "no").exists()
-
-
 def test_a_selection_is_made_of_flags():
     spaces = read_spaces(["learning_rate=1e-5:1e-2", "entropy_cost=0,0.01"])
     made = sweep.make_exchange(PopulationBased(fraction=0.3), None, 10, spaces)
@@ -384,16 +279,3 @@ def test_a_selection_is_made_of_flags():
         sweep.make_exchange(None, None, 10, spaces)
     with pytest.raises(ConfigError, match="either select or average"):
         sweep.make_exchange(Truncation(), "ring", 10, spaces)
-
-
-@pytest.mark.slow
-def test_the_leaderboard_of_a_sweep_is_json_by_choice_and_is_not_watched(tmp_path, capsys):
-    from podracer.cli.leaderboard import LeaderboardOptions, leaderboard
-
-    podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=1, run_dir=tmp_path, exchange=None)
-    assert leaderboard(LeaderboardOptions(tmp_path, json=True)) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert sorted(number for row in rows for number in row["pods"]) == [0, 1, 2, 3]
-    assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
-    with pytest.raises(ConfigError, match=r"podracer report .* shows a sweep"):
-        leaderboard(LeaderboardOptions(tmp_path, watch=True))

@@ -6,10 +6,7 @@ import dataclasses
 import functools
 import importlib.util
 import pickle
-import re
-import sys
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +35,7 @@ from podracer.envs.pendulum import Pendulum, PendulumState
 from podracer.envs.probes import GAMMA, PROBES
 from podracer.errors import ConfigError
 from podracer.fields import struct
-from podracer.types import ArraySpec, Continuous, Discrete, EnvironmentSpec
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec
 
 needs_gymnax = pytest.mark.skipif(
     not (importlib.util.find_spec("gymnax") and importlib.util.find_spec("six")),
@@ -203,13 +200,6 @@ def test_a_feature_that_is_none_is_absent() -> None:
     assert features(SimpleNamespace(**none)) == features(object()) == Features()
 
 
-def test_the_page_on_environments_names_all_features() -> None:
-    page = Path(__file__).parents[2] / "docs" / "add-an-environment.md"
-    table = page.read_text().split("## Optional abilities")[1].split("### ")[0]
-    members = re.findall(r"`(\w+)[(`:]", table)
-    assert {field.name for field in dataclasses.fields(Features)} <= set(members)
-
-
 # --- every environment of the library ------------------------------------------------------------
 
 
@@ -250,14 +240,14 @@ def test_different_keys_start_differently() -> None:
         assert len(np.unique(opening.observation.reshape(64, -1), axis=0)) >= least
 
 
-# --- Catch ---------------------------------------------------------------------------------------
-
-
 def follow(timestep: Any) -> jax.Array:
     """Moves the paddle under the ball."""
     board = timestep.observation
     ball = jnp.argmax(board[:-1].sum(axis=0))
     return jnp.sign(ball - jnp.argmax(board[-1])).astype(jnp.int32) + 1
+
+
+# --- Catch ---------------------------------------------------------------------------------------
 
 
 def test_catch_rules() -> None:
@@ -416,21 +406,6 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, words: tuple[str
     assert all(word in str(refusal.value) for word in words)
 
 
-def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"catch: .*rows"):
-        make("catch", rows=3)
-
-
-def test_options_may_stand_in_the_name() -> None:
-    assert make("gymnax:Catch-bsuite,max_steps_in_episode=4") == make(
-        "gymnax:Catch-bsuite", max_steps_in_episode=4
-    )
-    with pytest.raises(ConfigError, match=r"'rows' is not an option .*name,key=value"):
-        make("catch,rows")
-    with pytest.raises(ConfigError, match="max_steps_in_episode must be a number, not 'four'"):
-        make("gymnax:Catch-bsuite,max_steps_in_episode=four")
-
-
 def test_names_lists_what_can_be_made() -> None:
     listed = {name: (about, how) for name, about, how in names()}
     assert {"catch", "cartpole", "pendulum", "probe:memory", "gymnax:NAME"} <= set(listed)
@@ -440,24 +415,6 @@ def test_names_lists_what_can_be_made() -> None:
     assert listed["gymnax:NAME"][1] == (
         "installed" if found else 'pip install -e ".[gymnax]" in the clone of podracer'
     )
-
-
-@pytest.mark.parametrize("package", ["gymnax", "six"])
-def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Absent:
-        def find_spec(self, name: str, *_: Any) -> None:
-            if name == "gymnax":
-                raise ModuleNotFoundError(f"No module named {package!r}", name=package)
-
-    monkeypatch.delitem(sys.modules, "gymnax", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
-    with pytest.raises(ConfigError, match=rf'{package}: pip install -e ".\[gymnax\]"'):
-        make("gymnax:Freeway-MinAtar")
-
-
-def test_an_environment_of_the_users_own_needs_no_name() -> None:
-    env = auto_reset(Script())
-    assert check_environment(env) is Script.spec
 
 
 # --- gymnax --------------------------------------------------------------------------------------
@@ -519,15 +476,6 @@ def test_gymnax_observations_know_the_clock() -> None:
     np.testing.assert_allclose(shown.observation[:, 0, 1], np.arange(11) / 10, rtol=1e-6)
 
 
-@of_gymnax
-def test_gymnax_names_and_parameters() -> None:
-    with pytest.raises(ConfigError, match="did you mean Breakout-MinAtar"):
-        make("gymnax:Brekout-MinAtar")
-    with pytest.raises(ConfigError, match=r"'max_steps'.*max_steps_in_episode"):
-        make("gymnax:CartPole-v1", max_steps=3)
-    assert make("gymnax:Pendulum-v1").spec.action == Continuous((-2.0,), (2.0,))
-
-
 # --- hidden components ---------------------------------------------------------------------------
 
 
@@ -552,18 +500,3 @@ def test_hidden_components_are_all_that_is_missing() -> None:
         np.testing.assert_array_equal(np.setdiff1d(np.arange(3), other.hidden), shown)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("partial:pendulum", "missing 1 required positional argument: 'hide'"),
-        ("partial:pendulum,hide=velocity", "hide has indices and ranges such as 2 or 0[+]4-6"),
-        ("partial:pendulum,hide=-1", "such as 2 or 0[+]4-6, not '-1'"),
-        ("partial:pendulum,hide=3", "some of the components 0 to 2 of pendulum, not all"),
-        ("partial:pendulum,hide=2-1", "such as 2 or 0[+]4-6, not '2-1'"),
-        ("partial:pendulum,hide=0-2", "some of the components 0 to 2 of pendulum, not all"),
-        ("partial:catch,hide=0", "the observations of catch are not vectors"),
-    ],
-)
-def test_what_cannot_be_hidden(name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make(name)

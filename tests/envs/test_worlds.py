@@ -14,12 +14,9 @@ from variants import variants
 
 from podracer.checks import check_environment
 from podracer.devices.mesh import SHARDED, make_mesh
-from podracer.environment import Environment, TaskGroups, auto_reset
 from podracer.envs import make
-from podracer.envs.catch import Catch
-from podracer.envs.lifetimes import Lifetimes, LifetimeState, shared_by_group, where_any
-from podracer.envs.worlds import FAMILIES, KINDS, World, Worlds
-from podracer.errors import ConfigError
+from podracer.envs.lifetimes import shared_by_group, where_any
+from podracer.envs.worlds import FAMILIES, KINDS, World
 from podracer.ops.random import random_words, unit
 from podracer.rollout import environment_keys
 from podracer.types import ArraySpec
@@ -293,15 +290,6 @@ def test_chains() -> None:
     assert not any(noise["chain"] + noise["chain_short"] + noise["chain_long"])
 
 
-@pytest.mark.parametrize("name", FAMILIES["chains"])
-def test_what_chains_are_drawn_from(name: str) -> None:
-    worlds = of_kind("worlds:all", name, 200)
-    low, high = np.broadcast_to(KINDS[name].length, 2)
-    assert (worlds.length.min(), worlds.length.max()) == (low, high)
-    assert 0.3 < worlds.good.mean() < 0.7
-    assert not (worlds.cells >= 0).any()
-
-
 # --- worlds as environments ----------------------------------------------------------------------
 
 
@@ -324,12 +312,6 @@ def test_as_many_states_as_the_largest_world_has(name: str, states: int) -> None
     assert leaf == ArraySpec((), np.int32, num_values=states)
 
 
-def test_families_stand_for_their_members() -> None:
-    assert make("worlds:tabular+dense+chain_short").kinds == (*FAMILIES["tabular"], "chain_short")
-    kinds = make("worlds:all").kinds
-    assert set(kinds) == {name for name in KINDS if not KINDS[name].roams} - {"maze"}
-    counts = np.bincount(drawn("worlds:all").kind, minlength=len(kinds))
-    assert np.sum((counts - counts.mean()) ** 2) / counts.mean() < 11 + 5 * np.sqrt(22)
 
 
 def test_one_layout_for_all_copies() -> None:
@@ -340,70 +322,6 @@ def test_one_layout_for_all_copies() -> None:
     one, other = world(3), world(4)
     assert all((x == x[:1]).all() for x in jax.tree.leaves(one))
     assert (one.cells != other.cells).any()
-
-
-@variants(
-    ("name", "kind"),
-    [("all", "longer"), ("all", "chain_long")],
-    [("sparse+all+random", "rand_small")],
-)
-def test_render(name: str, kind: str) -> None:
-    env = make(f"worlds:{name}")
-    worlds, states, *_ = tabular_run() if name == "all" else random_run()
-    b = int(np.argmax(worlds.kind == env.kinds.index(kind)))
-    images = [env.render(lane(states, t, b)) for t in range(20)]
-    assert {(x.dtype, x.shape) for x in images} == {(np.dtype(np.uint8), images[0].shape)}
-    assert images[0].shape == (16 * SIDE, 16 * 31, 3)  # of the largest grid and the longest chain
-    assert any((x != images[0]).any() for x in images)
-    state = LifetimeState(lane(states, 0, b), *3 * [jnp.int32(0)])
-    assert (Lifetimes(env).render(state) == images[0]).all()
-    assert not hasattr(Lifetimes(NoPicture()), "render")
-
-
-class NoPicture:
-    spec, reset, step = Catch().spec, Catch().reset, Catch().step
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("worlds:dence", "There is no world 'dence': did you mean dense"),
-        ("worlds:dense,layout=-1", "layout must be a whole number"),
-        ("worlds:dense,size=3", "unexpected keyword argument 'size'"),
-        ("lifetimes:catch,envs=0", "envs of a lifetime must be at least 1"),
-    ],
-)
-def test_what_cannot_be_is_refused(name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make(name)
-
-
-# --- lifetimes -----------------------------------------------------------------------------------
-
-
-def test_names_of_lifetimes() -> None:
-    env = make("lifetimes:worlds:dense+sparse,envs=8,steps=50,layout=3")
-    assert env == Lifetimes(Worlds(("dense", "sparse"), 3), 8, 50)
-    spec = env.spec
-    assert spec.name == "lifetimes:worlds:dense+sparse"
-    assert spec.extension == TaskGroups(8, 50, ("dense", "sparse"))
-    number = ArraySpec((), np.int32)
-    assert spec.observation == {
-        "observation": env.inner.spec.observation,
-        "task": number,
-        "task_count": number,
-    }
-    assert make("lifetimes:cartpole").spec.extension == TaskGroups(64, 10_000, ("cartpole",))
-
-
-@pytest.mark.slow
-def test_an_environment_that_is_reset_from_outside_keeps_its_worlds() -> None:
-    inner = make("worlds:dense+sparse")
-    env, key = auto_reset(inner), jax.random.key(0)
-    assert Lifetimes(env, 8, 50).spec.extension.tasks == ("dense", "sparse")
-    state, shown = env.enter(key, env.draw(key))  # pyright: ignore
-    expected, first = inner.enter(key, inner.draw(key))
-    jax.tree.map(np.testing.assert_array_equal, (state.inner, shown), (expected, first))
 
 
 @pytest.mark.slow
@@ -454,6 +372,9 @@ def test_a_life_may_end_with_a_terminal() -> None:
     balls = shown.observation["observation"][0, :, 0].argmax(-1)
     assert len(np.unique(balls)) > 2
     assert (balls[::2] != balls[1::2]).any()  # a group shares no start
+
+
+# --- lifetimes -----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -522,10 +443,3 @@ def test_where_any() -> None:
         assert bool(calls) == any(condition)
     assert where_any(jnp.bool_(True), count, (jnp.int32(3),), jnp.int32(30)) == 4
     assert where_any(jnp.bool_(False), count, (jnp.int32(3),), jnp.int32(30)) == 30
-
-
-def test_only_environments_of_the_device_have_lives() -> None:
-    with pytest.raises(ConfigError, match="object is not a device environment"):
-        Lifetimes(object())
-    assert isinstance(make("lifetimes:catch"), Environment)
-    check_environment(make("lifetimes:probe:memory"))

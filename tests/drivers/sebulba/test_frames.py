@@ -12,7 +12,6 @@ from agents import AGENTS, SMALL, blueprint
 from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 from variants import variants
 
-import podracer
 from podracer.agents.impala import Impala
 from podracer.drivers.sebulba import Sebulba, SebulbaConfig
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
@@ -20,7 +19,6 @@ from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.trajectory import complete
 from podracer.environment import auto_reset
 from podracer.envs.host.atari import Atari
-from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.testing.parity import check_equal, optimized
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
@@ -277,17 +275,3 @@ def test_a_resumed_run_goes_on_behind_masked_rows():
     assert (state.actor.timestep.first & state.actor.timestep.last).any()
     state, _ = train_sebulba(driver, state, 10)
     check_equal(state, expected)
-
-
-class NoStack(Walks):
-    """Two new frames in each step."""
-
-    def step(self, key, state, action):
-        state, _ = Walks.step(self, key, state, action)
-        return Walks.step(self, key, state, action)
-
-
-def test_what_is_no_stack_is_refused_by_check():
-    assert podracer.check_environment(auto_reset(Walks())).usable
-    with pytest.raises(ConfigError, match="at step 1 it is not the previous stack with one new"):
-        podracer.check_environment(auto_reset(NoStack()))

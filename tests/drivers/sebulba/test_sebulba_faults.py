@@ -41,7 +41,6 @@ from podracer.io import checkpoint
 from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import TensorBoardSink
 from podracer.networks import MLP, TorsoNetwork
-from podracer.run import setup
 from podracer.run.training import train
 
 pytestmark = pytest.mark.timeout(120)  # what hangs fails
@@ -631,22 +630,6 @@ def test_an_environment_that_fails_in_an_evaluation_leaves_72(once, tmp_path):
     assert (crash["code"], crash["component"]) == (72, "evaluator")
 
 
-@pytest.mark.figure(5)
-@pytest.mark.slow
-def test_an_evaluator_that_fails_is_named(once, tmp_path, monkeypatch):
-    class Failing:
-        def lower(self, *args):
-            return lambda: None
-
-        def __call__(self, *args):
-            raise Injected("evaluator")
-
-    monkeypatch.setattr(setup, "make_evaluator", lambda *args, **acting: Failing())
-    _, error, crash = trained(tmp_path)
-    assert type(error) is Injected
-    assert (crash["code"], crash["component"]) == (70, "evaluator")
-
-
 def test_limits_in_seconds_hold_within_a_chunk(once, tmp_path):
     """A chunk that would take days, of slow environments, is cut by saves and by the end."""
     driver = dataclasses.replace(EXPERIMENT.driver, updates_per_chunk=10**6)
@@ -703,12 +686,12 @@ def test_closing_that_fails_is_told_but_does_not_spoil_a_run(once, tmp_path, cap
     assert "while stopping: EnvironmentFault: actor 0" in capfd.readouterr().err
 
 
-# --- nothing is left -----------------------------------------------------------------------------
-
-
 def resident_memory():
     """Bytes of this process in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- nothing is left -----------------------------------------------------------------------------
 
 
 def children_of(task):

@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import importlib
-import shutil
-import signal
 import sys
 import threading
 import types
@@ -15,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import SMALL
-from child import call, finish, records, start, wait_for_lines
 from hosts import CounterBatch, Counters
 from runs import sebulba_setup, train_sebulba
 from variants import variants
@@ -23,11 +20,9 @@ from variants import variants
 import podracer
 from podracer.agents.impala import Impala
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.drivers.sebulba.intake import DeviceIntake
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError, EnvironmentFault
-from podracer.io.checkpoint import stored_fingerprint
 from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
 
 EXTENSIONS = Path(__file__).parents[3] / "examples" / "extensions"
@@ -180,36 +175,6 @@ def test_arrays_of_a_device_train_as_those_of_the_host(lag, devices, conversions
     assert all(report.metrics["environment_faults"] == 0 for report in reports)
 
 
-def test_an_array_that_becomes_numpy_in_a_step_is_noticed(monkeypatch, conversions):
-    """The guards of these tests can fail."""
-    with pytest.raises(AssertionError, match=r"became one of NumPy"):
-        np.asarray(Foreign(np.zeros(3)))
-    with jax.transfer_guard("disallow_explicit"), pytest.raises(Exception, match="host-to-device"):
-        jax.jit(lambda x: x + 1)(np.zeros(3))
-    env = OnDevice(DeviceEnvironments(make("catch")))
-    object.__setattr__(env, "on_device", False)
-    with pytest.raises(AssertionError, match=r"became one of NumPy"):
-        train_sebulba(*sebulba_setup(env=env))
-    take = DeviceIntake.take
-
-    def take_through_numpy(intake, timestep):
-        return jax.device_put(jax.tree.map(np.asarray, take(intake, timestep)))
-
-    def take_and_look(intake, timestep):
-        inputs = take(intake, timestep)
-        assert np.isfinite(inputs[1]).all()
-        return inputs
-
-    guarded = OnDevice(DeviceEnvironments(make("catch")), guard=True)
-    monkeypatch.setattr(DeviceIntake, "take", take_through_numpy)
-    with pytest.raises(Exception, match="host-to-device"):
-        train_sebulba(*sebulba_setup(env=guarded))
-    conversions.clear()
-    monkeypatch.setattr(DeviceIntake, "take", take_and_look)
-    train_sebulba(*sebulba_setup(env=guarded), num_updates=1)
-    assert conversions.count("isfinite") >= 2 * 8 - 2  # two threads of eight steps
-
-
 def spoil(leaf, row, value):
     leaf = leaf.copy()
     leaf[row] = value
@@ -233,11 +198,6 @@ def test_bad_rows_are_masked_as_those_of_the_host():
     faults = [report.metrics["environment_faults_not_finite"] for report in reports]
     assert faults == [2.0] * len(reports)
     assert [report.frames for report in reports] == [report.frames for report in expected_reports]
-
-
-def test_a_first_fault_is_described(caplog):
-    train_sebulba(*sebulba_setup(env=OnDevice(Counters(not_finite))), num_updates=5)
-    assert "row 2 of the batch: observation is not finite" in caplog.text
 
 
 MASKED = EnvironmentSpec(
@@ -326,17 +286,6 @@ class Tensor(Foreign):
         return self.array.shape
 
 
-def test_arrays_of_another_library_are_refused_with_the_remedy():
-    def to_tensor(batch, timestep):
-        return dataclasses.replace(timestep, reward=Tensor(timestep.reward))
-
-    text = r"reward must be float32\[\d\], but .* has `on_device = True`"
-    with pytest.raises(EnvironmentFault, match=text):
-        train_sebulba(*sebulba_setup(env=Counters(to_tensor)), num_updates=1)
-    with pytest.raises(ConfigError, match=text):
-        podracer.check_environment(Counters(to_tensor))
-
-
 @pytest.mark.figure(7)
 @pytest.mark.slow
 def test_a_resumed_run_in_a_device_simulator_goes_on_exactly():
@@ -407,74 +356,6 @@ def test_what_needs_a_second_simulator_is_refused_before_the_first(overrides, te
     assert counted.most == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shared", [True, False])
-def test_resumed_runs_begin_new_episodes_and_are_equal(shared, counted, tmp_path, caplog):
-    experiment = once(policy_lag=0)
-    environment = dataclasses.replace(experiment.environment, shared=shared)
-    experiment = dataclasses.replace(experiment, environment=environment)
-    podracer.train(experiment, frames=400, run_dir=tmp_path / "a", progress=False, devices=1)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    runs = [
-        podracer.train(experiment, run_dir=tmp_path / x, resume=True, progress=False, devices=1)
-        for x in "ab"
-    ]
-    assert equal_trees(runs[0].state, runs[1].state)
-    assert "begin new episodes" in caplog.text
-    assert counted.most == 1 if shared else counted.most > 1
-
-
-RECIPE = """
-import jax
-import podracer
-from podracer.envs.host.device import DeviceBatch, DeviceEnvironments
-
-class Batch(DeviceBatch):
-    def reset(self, *seeds):
-        return jax.device_put(super().reset(*seeds))
-
-    def step(self, action):
-        return jax.device_put(super().step(action))
-
-class Once(DeviceEnvironments):
-    on_device = shared = True
-
-    def make(self, num_envs, num_threads):
-        return Batch(self.environment)
-
-def once():
-    return podracer.Experiment(
-        environment=Once(podracer.make("catch")),
-        agent=podracer.PPO(num_minibatches=2),
-        driver=podracer.SebulbaConfig(num_envs=8, rollout_length=5, updates_per_chunk=2),
-        frames=4_000,
-        evaluations=0,
-    )
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_killed_runs_in_one_simulator_continue_alike(tmp_path):
-    """Copies of what a SIGKILL left on the disk end in one state, with every record once."""
-    (tmp_path / "one_catch.py").write_text(RECIPE)
-    recipe, path, run = "one_catch:once", {"PYTHONPATH": str(tmp_path)}, tmp_path / "run"
-    options = ("--save-seconds", 0, "--devices", 1, "--run-dir", run)
-    process = start("train", recipe, *options, **path)
-    wait_for_lines(process, run, 8)
-    process.kill()
-    assert finish(process)[0] == -signal.SIGKILL
-    ends = []
-    for name in ("a", "b"):
-        copy = shutil.copytree(run, tmp_path / name)
-        code, _, error = call("resume", copy, "--recipe", recipe, **path)
-        assert code == 0, error
-        assert "begin new episodes" in error
-        ends.append((stored_fingerprint(copy), [line["updates"] for line in records(copy)]))
-    assert ends[0] == ends[1]
-    assert ends[0][1] == list(range(2, 101, 2))
-
-
 # --- the example in PyTorch -----------------------------------------------------------------------
 
 
@@ -513,42 +394,6 @@ def test_tensors_of_torch_never_pass_through_numpy(name, torch_simulators, monke
     podracer.train(experiment, evaluations=0, devices=1, progress=False)
     assert len(steps) >= 25
     assert copies == []
-
-
-def test_simulators_in_torch_keep_the_contract_of_a_batch(torch_simulators):
-    for env in (torch_simulators.CartPoles(), torch_simulators.PointMasses(limit=20)):
-        report = podracer.check_environment(env)
-        assert report.usable
-        assert not report.findings
-
-
-@pytest.mark.slow
-def test_4096_cartpoles_in_torch_are_learned_to_the_optimum(torch_simulators, capsys):
-    assert torch_simulators.main(devices=1) >= 475.0
-    text = capsys.readouterr().out
-    assert "actor_time_environment" in text
-
-
-@pytest.mark.slow
-def test_point_masses_in_torch_are_learned_to_the_best_controller(torch_simulators):
-    """Within 3 % of the best of 48 linear controllers, whose gains were searched."""
-    env = torch_simulators.PointMasses()
-    best = controlled(env)
-    driver = SebulbaConfig(num_envs=4096, rollout_length=20, updates_per_chunk=5)
-    result = torch_simulators.main(env, driver=driver, frames=3_000_000, devices=1)
-    assert result >= 0.97 * best
-
-
-def controlled(env):
-    torch = importlib.import_module("torch")
-    batch = env.make(256, 1)
-    timestep = batch.reset(1, np.arange(256, dtype=np.uint32), 0)
-    total = torch.zeros(256)
-    for _ in range(env.limit):
-        place, velocity = timestep.observation.split(2, dim=1)
-        timestep = batch.step((-40.0 * place - 12.0 * velocity).clamp(-1.0, 1.0))
-        total += timestep.reward
-    return total.mean().item()
 
 
 # --- the adapter of Isaac Lab and mjlab, with a stub of their environments ------------------------
@@ -612,37 +457,3 @@ def test_ends_of_a_manager_based_environment_are_shown_as_drivers_expect(torch_s
     batch.close()
     assert ManagerBasedStub.open == 0
     assert podracer.check_environment(env).usable
-
-
-def test_a_manager_based_environment_is_trained_in(torch_simulators):
-    module = importlib.import_module("manager_based")
-    env = module.ManagerBased("stub", ManagerBasedStub, 3, 2)
-    driver = SebulbaConfig(num_envs=8, rollout_length=6, updates_per_chunk=5)
-    metrics = module.main(env, driver=driver, frames=400, devices=1, progress=False)
-    assert metrics["environment_faults"] == 0
-    assert metrics["episodes"] > 0
-    assert ManagerBasedStub.open == 0
-
-
-@pytest.mark.slow
-def test_a_robot_of_mjlab_is_trained_in(torch_simulators, tmp_path):
-    """With the package itself, whose simulator, MuJoCo Warp, runs on a CPU as well."""
-    envs = pytest.importorskip("mjlab.envs", reason="mjlab is not installed: `pip install mjlab`")
-    tasks = importlib.import_module("mjlab.tasks.cartpole.cartpole_env_cfg")
-
-    def simulator(num_envs):
-        settings = tasks.cartpole_balance_env_cfg()
-        settings.scene.num_envs, settings.episode_length_s = num_envs, 2.0
-        return envs.ManagerBasedRlEnv(settings, device="cpu")
-
-    module = importlib.import_module("manager_based")
-    env = module.ManagerBased("mjlab_cartpole", simulator, 5, 1, group="actor")
-    assert podracer.check_environment(env).usable
-    driver = SebulbaConfig(num_envs=64, rollout_length=32, updates_per_chunk=5)
-    module.main(env, driver=driver, frames=20_000, devices=1, progress=False, run_dir=tmp_path)
-    lines = [line for line in records(tmp_path) if line["episodes"]]
-    assert lines
-    for line in lines:
-        assert line["environment_faults"] == 0
-        assert line["episode_length"] == pytest.approx(39, abs=1)
-        assert 0 < line["episode_return"] < 2

@@ -5,8 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,10 +17,8 @@ pytest.importorskip("ale_py.vector_env", exc_type=ImportError)
 import ale_py
 from ale_py import roms
 
-import podracer
 from podracer import envs
 from podracer.environment import HostEnvironments
-from podracer.envs.host import atari
 from podracer.envs.host.atari import Atari, TimestepBuilder, impala, machado, row_seeds, sticky
 from podracer.errors import ConfigError, EnvironmentFault
 
@@ -297,38 +293,6 @@ def test_the_protocols_state_themselves() -> None:
     assert hash(impala("pong")) == hash(impala("pong"))
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        ("stack", 0, "at least 1"),
-        ("max_frames", 0, "at least 1"),
-        ("noop_max", -5, "at least 0"),
-        ("frame_skip", 1.5, "a whole number"),
-        ("repeat_action_probability", 2.0, "lie in"),
-        ("stack", True, "a whole number"),
-        ("grayscale", "no", "true or false"),
-        ("size", 84, r"a tuple such as \(84, 84\)"),
-        ("size", (84, 84.0), "a whole number"),
-        ("size", (84, 0), "at least 1"),
-    ],
-)
-def test_a_protocol_has_possible_numbers(field: str, value: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=f"{field} must .*{words}"):
-        Atari("pong", **{field: value})
-
-
-def test_an_unknown_game_is_refused_with_its_neighbors() -> None:
-    with pytest.raises(ConfigError, match="no game 'SpaceInvaders': did you mean space_invaders"):
-        impala("SpaceInvaders")
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    atari.game_actions.cache_clear()
-    monkeypatch.setitem(sys.modules, "ale_py", None)
-    with pytest.raises(ConfigError, match=r'package ale_py: pip install -e "\.\[atari\]"'):
-        impala("pong")
-
-
 def test_an_action_that_does_not_exist_is_a_fault() -> None:
     batch = impala("pong").make(1, 1)
     batch.reset(0, np.arange(1), 0)
@@ -365,20 +329,3 @@ def test_several_games_share_all_actions() -> None:
         impala("pong+qbert", full_action_set=False)
     with pytest.raises(ConfigError, match="no game 'pon': did you mean pong"):
         sticky("qbert+pon")
-
-
-@pytest.mark.slow
-def test_several_games_train_one_agent(tmp_path: Path) -> None:
-    result = podracer.train(
-        "atari_ppo",
-        environment="atari-sticky:pong+breakout,max_frames=400",
-        driver=podracer.SebulbaConfig(num_envs=8, rollout_length=16, updates_per_chunk=1),
-        frames=512,
-        evaluations=1,
-        evaluation_episodes=4,
-        run_dir=tmp_path / "run",
-        devices=1,
-        progress=False,
-    )
-    assert result.evaluation is not None
-    assert result.evaluation.lengths.tolist() == [100] * 4

@@ -16,7 +16,6 @@ import sys
 import textwrap
 import threading
 import time
-import traceback
 import typing
 from collections import Counter
 from pathlib import Path
@@ -132,7 +131,6 @@ class Platform(Push):
         return np.full(2, os.environ.get("JAX_PLATFORMS") == "cpu", np.float32), {}
 
 
-CODES = spaces.Box(0, 9, (8, 8, 3), np.int64)  # no image: its values are codes
 SEEN = spaces.Box(-10, 10, (3,), np.float64)
 BAD_ROWS = {  # what a row's step may do wrong, and what it counts as
     "raise": "raised",
@@ -220,33 +218,12 @@ class Broken(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         if self.deed == "raise":
             raise RuntimeError("no wheel")
-        if self.deed == "hang":
-            threading.Event().wait(GENEROUS)
         if self.deed == "pair":
             return np.zeros(3)
         return np.zeros(3), {}
 
     def step(self, action):
         return np.zeros(4), 0.0, False, False, {}  # not the shape of the space, ever
-
-
-class Drawn(Push):
-    """Draws its number of steps; or `render` does what `deed` says."""
-
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
-
-    def __init__(self, deed="", render_mode=None):
-        self.deed, self.render_mode, self.time = deed, render_mode, 0
-
-    def step(self, action):
-        self.time += 1
-        return super().step(action)
-
-    def render(self):
-        if self.deed == "crash":
-            os.abort()
-        shape = (4, 6) if self.deed == "gray" else (4, 6, 3)
-        return np.full(shape, self.time, np.uint8) if self.render_mode == "rgb_array" else None
 
 
 class Inside(gymnasium.Env):
@@ -280,24 +257,6 @@ class Odd(gymnasium.Env):
         self.observation_space, self.action_space = observation_space, action_space
         if error:
             raise RuntimeError(error)
-
-
-class Numbers(gymnasium.Env):
-    """Shows rows of float64 numbers, one a step."""
-
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, numbers):
-        self.numbers = np.array(numbers)
-        self.observation_space = spaces.Box(-np.inf, np.inf, self.numbers.shape[1:], np.float64)
-
-    def reset(self, *, seed=None, options=None):
-        self.time = 0
-        return self.numbers[0], {}
-
-    def step(self, action):
-        self.time += 1
-        return self.numbers[self.time], 0.0, False, False, {}
 
 
 class Spaceless(gymnasium.Env):
@@ -515,18 +474,6 @@ def test_the_specification():
     assert isinstance(make("CartPole-v1"), library("environment").HostEnvironments)
 
 
-def test_options_stand_in_the_name(batches):
-    make = library("envs").make
-    lake = make("gymnasium:FrozenLake-v1,is_slippery=false,step_seconds=3")
-    assert lake == library().Gymnasium("FrozenLake-v1", (("is_slippery", False),), step_seconds=3)
-    assert lake.spec.name == "gymnasium:FrozenLake-v1,is_slippery=false"
-    assert lake == make("gymnasium:FrozenLake-v1,is_slippery=False,step_seconds=3")
-    batch = batches("FrozenLake-v1", 1, 1, options=(("is_slippery", False),))
-    batch.reset(0, np.arange(1), 0)
-    shown = [int(batch.step(np.array([action], np.int32)).observation[0]) for action in (1, 1, 2)]
-    assert shown == [4, 8, 9]  # it never slips
-
-
 REGISTERING = """
     import gymnasium
     from test_gymnasium import Walk
@@ -612,39 +559,6 @@ def test_what_cannot_be_is_one_sentence(environment, words, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-def test_spaces_are_arrays_as_agents_want_them():
-    mask = spaces.Box(0, 1, (2,), np.float32)
-    image = spaces.Box(0, 255, (8, 8, 3), np.int64)
-    board = spaces.Box(0, 1, (8, 8, 2), np.uint8)
-    space = {"action_mask": mask, "image": image, "x": SEEN, "codes": CODES, "board": board}
-    environment = functools.partial(Odd, spaces.Dict(space))
-    spec, setup = library().Gymnasium(environment).inspect()
-    leaves = setup.observation
-    kinds = {name: str(leaf.dtype) for name, leaf in leaves.items()}
-    assert kinds == {
-        **{"action_mask": "bool", "image": "uint8", "x": "float32", "codes": "int32"},
-        "board": "uint8",
-    }
-    assert [name for name, leaf in spec.observation.items() if leaf.scaled] == ["image"]
-    assert leaves["x"].low is None  # many environments exceed the bounds of their floats
-    assert leaves["codes"].high.max() == 9
-
-
-def test_bad_settings_and_a_missing_package(monkeypatch):
-    error = library("errors").ConfigError
-    with pytest.raises(error, match=r"functools\.partial\(gymnasium\.make, ID"):
-        library().gymnasium("CartPole-v1", config={"size": 3})
-    for settings in ({"step_seconds": 0}, {"reset_seconds": float("nan")}, {"max_restarts": -1}):
-        with pytest.raises(error):
-            library().Gymnasium("CartPole-v1", **settings)
-    with pytest.raises(error, match="must be 1 or more"):
-        library().Gymnasium("CartPole-v1").make(0, 1)
-    library("envs.host.gymnasium_spec").inspect_environment.cache_clear()
-    monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(error, match=r'pip install -e "\.\[gymnasium\]" in the clone'):
-        library().Gymnasium("CartPole-v1")
-
-
 # --- from Python ---------------------------------------------------------------------------------
 
 
@@ -665,26 +579,6 @@ def test_a_class_of_ones_own_trains_in_one_line(tmp_path):
     assert 96 <= result.metrics["frames"] < 96 + 4 * 8
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [Switches, Dials])
-def test_several_actions_at_once_are_learned_from_the_host(tmp_path, kind):
-    podracer = importlib.import_module("podracer")
-    result = podracer.train(
-        "cartpole_sebulba",
-        environment=podracer.Gymnasium(kind),
-        agent=podracer.PPO(learning_rate=1e-2),
-        driver=podracer.SebulbaConfig(
-            num_envs=16, rollout_length=16, updates_per_chunk=5, threads_per_actor=1, env_threads=2
-        ),
-        frames=16 * 16 * 60,
-        evaluations=1,
-        evaluation_episodes=8,
-        target_return=None,
-        run_dir=tmp_path / "run",
-    )
-    assert result.evaluation.returns.mean() == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize("name", ["podracer", "podracer.envs.host.gymnasium_worker"])
 def test_imports_of_a_worker_leave_jax_out(name):
     code = f"import sys, {name}; print('jax' in sys.modules)"
@@ -692,34 +586,6 @@ def test_imports_of_a_worker_leave_jax_out(name):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=GENEROUS, check=True
     )
     assert done.stdout.strip() == "False"
-
-
-# --- pictures ------------------------------------------------------------------------------------
-
-
-def test_pictures_come_with_observations(batches):
-    pictured = library().Gymnasium(Drawn).with_pictures()
-    assert pictured.spec.name == "gymnasium:Drawn"
-    batch = pictured.make(1, 1)
-    with contextlib.closing(batch):
-        timestep = batch.reset(0, np.arange(1), 0)
-        assert timestep.observation["observation"].shape == (1, 2)
-        for step in range(1, 4):
-            timestep = batch.step(np.zeros((1, 2), np.float32))
-            assert (timestep.observation["picture"] == step).all()
-            assert timestep.observation["picture"].shape == (1, 4, 6, 3)
-
-
-@pytest.mark.parametrize(
-    ("deed", "words"),
-    [
-        ("gray", "cannot be drawn: ValueError: `render` does not return an array"),
-        ("crash", "cannot be drawn: its process crashed"),
-    ],
-)
-def test_what_cannot_be_drawn_is_found_in_a_process_of_its_own(deed, words):
-    with pytest.raises(library("errors").ConfigError, match=words):
-        library().Gymnasium(functools.partial(Drawn, deed)).with_pictures()
 
 
 # --- faults --------------------------------------------------------------------------------------
@@ -735,28 +601,6 @@ def test_a_row_at_fault_begins_anew_alone(batches, deed):
 @pytest.mark.parametrize("deed", BAD_ROWS)
 def test_a_row_at_fault_in_this_process_begins_anew_alone(batches, deed):
     run_deed(batches(Naughty, 4, 0), deed, lost={2})
-
-
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (KeyError("wheel"), "KeyError: 'wheel'"),
-        (ValueError("one\ntwo"), "ValueError: one two"),
-        (ValueError("one\n  two"), "  two"),
-        (ValueError("x" * 5000), "x" * 300 + " ..."),
-    ],
-)
-def test_a_fault_is_described_in_one_line(error, line):
-    from podracer.envs.host.gymnasium_worker import one_line
-
-    try:
-        try:
-            raise OSError("disk")
-        except OSError as cause:
-            raise error from cause
-    except type(error):
-        text = traceback.format_exc()[-4096:]
-    assert one_line(text) == line.strip()
 
 
 @pytest.mark.figure(7)
@@ -825,12 +669,6 @@ def test_faults_in_several_workers_at_once(batches):
         ),
         (functools.partial(Broken, "shape"), {}, ("`wrong_shape`", "(3,), but has (4,)")),
         (functools.partial(Broken, "pair"), {}, ("`malformed`", "the pair")),
-        pytest.param(
-            functools.partial(Broken, "hang"),
-            {"reset_seconds": 1.0, "max_restarts": 0},
-            ("`hung`", "`reset` had not returned after 1 s (`reset_seconds`)"),
-            marks=pytest.mark.slow,
-        ),
     ],
 )
 def test_too_many_faults_end_the_run(batches, environment, settings, words):
@@ -857,23 +695,6 @@ def test_too_many_faults_end_the_run(batches, environment, settings, words):
     assert caught.value.exit_code == 72
     with pytest.raises(fault, match="closed"):
         batch.step(good(3))
-
-
-def test_ordinary_float64_numbers_are_rounded(batches):
-    columns = (
-        [1e7 + i for i in range(10)],  # exact
-        [0.1 + 1e-9 * i for i in range(10)],  # a small change of a small number
-        [-1e8 + 100.3 * i for i in range(10)],  # rounded, but each to another number
-        [1e8 + 0.01 * i for i in range(10)],  # the noise of a sensor
-        [3.1e12] * 10,
-        [-1e30, 1e30, 2e9, 5.0, 2e9, 7.0, 0.0, 1e20, 2e20, 1.0],
-    )
-    numbers = list(zip(*columns, strict=True))
-    batch = batches(functools.partial(Numbers, numbers), 1, 1)
-    batch.reset(0, np.arange(1), 0)
-    for row in numbers[1:]:
-        np.testing.assert_array_equal(batch.step(good(1)).observation[0], np.float32(row))
-    assert not any(batch.faults.values())
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -1265,27 +1086,6 @@ def test_a_class_without_a_module_runs_in_this_process(how, tmp_path):
         command, input=code, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.stdout.endswith("__main__ went on\n"), done.stderr
-
-
-@pytest.mark.parametrize("place", ["interactive session", "package"])
-def test_a_class_that_no_process_can_import_is_told_the_remedy(place, monkeypatch):
-    local = type("Local", (gymnasium.Env,), {"__module__": "__main__"})
-    main = type(sys)("__main__")
-    main.Local = local
-    if place == "package":
-        main.__spec__ = importlib.machinery.ModuleSpec("their.__main__", None)
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    with pytest.raises(library("errors").ConfigError, match=f"{place}: take workers=0"):
-        library().Gymnasium(local)
-
-
-def test_a_local_class_is_told_the_remedy():
-    class Local(Push):
-        pass
-
-    with pytest.raises(library("errors").ConfigError, match="or take workers=0, which steps it in"):
-        library().Gymnasium(Local)
-    assert library().Gymnasium(Local, workers=0).spec.name.endswith("Local")
 
 
 def test_ctrl_c_while_an_environment_steps_in_this_process_is_no_fault_of_it(batches):

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-import podracer
-
 FILE = Path(__file__).parents[3] / "examples" / "extensions" / "parallel_games.py"
 SPEC = importlib.util.spec_from_file_location("parallel_games", FILE)
 parallel_games = sys.modules["parallel_games"] = importlib.util.module_from_spec(SPEC)
@@ -105,37 +103,6 @@ def test_an_evaluation_counts_the_mean_return_of_a_team_to_the_end_of_its_game()
     resting = play(games, [[0, 0, 0]] * 6)
     assert resting[6].last.all()
     assert resting[6].discount.all()  # a time-out
-
-
-def test_rows_and_spaces_must_fit():
-    class Unlike(Hunt):
-        def action_space(self, agent):
-            return spaces.Discrete(2 + (agent == "b"))
-
-    with pytest.raises(podracer.ConfigError, match="Unlike: all agents must have the same"):
-        ParallelGames(Unlike)
-    with pytest.raises(podracer.ConfigError, match=r"Hunt: 4 rows .* take a multiple of 3"):
-        ParallelGames(Hunt).make(4, 1)
-
-
-@pytest.mark.slow
-def test_a_team_learns_the_optimum_under_sebulba(tmp_path):
-    """Everybody hunts until death: 3 + 4 + 3, of which a team's return is the mean."""
-    result = podracer.train(
-        podracer.Experiment(
-            recipe="hunt",
-            environment=ParallelGames(Hunt),
-            agent=podracer.PPO(learning_rate=3e-3),
-            driver=podracer.SebulbaConfig(num_envs=48, rollout_length=16, updates_per_chunk=10),
-            frames=60_000,
-            evaluation_episodes=12,
-        ),
-        run_dir=tmp_path / "run",
-        devices=1,
-        progress=False,
-    )
-    assert result.evaluation.returns.tolist() == pytest.approx([10 / 3] * 12)
-    assert "environment_faults" not in result.metrics or not result.metrics["environment_faults"]
 
 
 def test_a_game_of_pettingzoo_plays():
