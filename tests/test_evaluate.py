@@ -1,7 +1,6 @@
 """Evaluations: who acts in them, in which episodes, and how many of these differ."""
 
 import dataclasses
-import json
 import logging
 import types
 
@@ -14,15 +13,13 @@ from hosts import Counters
 import podracer
 from podracer.agent import Agent
 from podracer.agents.a2c import A2C
-from podracer.cli.main import main
 from podracer.config.experiment import Experiment
-from podracer.devices.compiling import CompileInThread
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.drivers.progress import Orders, Progress
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.envs.host.device import DeviceEnvironments
-from podracer.errors import ConfigError, EnvironmentFault
+from podracer.errors import EnvironmentFault
 from podracer.evaluate import Evaluation, make_evaluator
 from podracer.fields import struct
 from podracer.io import signals
@@ -214,58 +211,6 @@ def test_rows_whose_episodes_are_over_may_be_stuck(host):
     assert set(lengths) == {2, LENGTH}
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (KeyError("wheel"), "in an evaluation: the environment raised KeyError: 'wheel'"),
-        (EnvironmentFault("row 2 fell over"), "in an evaluation: row 2 fell over"),
-    ],
-)
-def test_a_fault_says_that_it_was_in_an_evaluation(error, words):
-    def fail(batch, timestep):
-        raise error
-
-    env = Counters(fail)
-    with pytest.raises(EnvironmentFault) as caught:
-        make_evaluator(scripted(env.spec), env, 2)((), jax.random.key(0))
-    assert str(caught.value) == words
-
-
-def test_the_first_fault_of_each_kind_is_logged_once(caplog):
-    def fail(batch, timestep):
-        batch.first_faults = {"raised": "environment 1: KeyError: 'wheel'"}
-        return timestep
-
-    env = Counters(fail)
-    evaluate = make_evaluator(scripted(env.spec), env, 2)
-    with caplog.at_level(logging.WARNING, "podracer"):
-        for update in range(2):
-            evaluate((), jax.random.key(0), update)
-    (message,) = caplog.messages
-    assert message == (
-        "the first fault `raised` in an evaluation, environment 1: KeyError: 'wheel'"
-    )
-
-
-@pytest.mark.parametrize(
-    ("environment", "acting", "words"),
-    [
-        (
-            "pendulum",
-            {"epsilon": 0.1},
-            "one discrete action at a time, and pendulum has",
-        ),
-        ("catch", {"epsilon": 1.5}, r"evaluation_epsilon must lie in \[0, 1\], but it is 1.5"),
-        ("catch", {"epsilon": float("nan")}, r"must lie in \[0, 1\]"),
-        ("catch", {"policy": "best"}, "cannot be 'best': it must be one of 'greedy', 'sampled'"),
-    ],
-)
-def test_what_no_agent_can_do_is_refused(environment, acting, words):
-    env = podracer.make(environment)
-    with pytest.raises(ConfigError, match=words):
-        make_evaluator(scripted(env.spec), env, 2, **acting)
-
-
 # --- in a run -------------------------------------------------------------------------------------
 
 EXPERIMENT = Experiment(
@@ -337,47 +282,6 @@ def test_evaluations_are_the_same_under_every_driver():
             assert (one == (other[0] if "pods" in changes else other)).all()
 
 
-@pytest.mark.slow
-def test_a_run_evaluates_as_it_says_and_again_by_eval(tmp_path, capsys):
-    run = tmp_path / "run"
-    result = podracer.train(EXPERIMENT, run_dir=run)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    last = lines[-1]
-    assert last["evaluation_distinct_episodes"] == result.evaluation.distinct_episodes > 2
-    config = json.loads((run / "config.json").read_text())["experiment"]
-    assert (config["evaluation_policy"], config["evaluation_epsilon"]) == ("sampled", 0.0)
-    assert config["fixed_evaluation"] is False
-
-    def figures(*flags):
-        with pytest.raises(SystemExit) as stop:
-            main(["eval", str(run), "--json", "--episodes", "16", *flags])
-        assert stop.value.code == 0
-        return json.loads(capsys.readouterr().out)
-
-    same = figures()
-    assert same["return_mean"] == pytest.approx(last["evaluation_return"])
-    assert (same["policy"], same["epsilon"]) == ("sampled", 0.0)
-    assert same["distinct_episodes"] == last["evaluation_distinct_episodes"]
-    other = figures("--policy", "greedy", "--epsilon", "1", "--seed", "3")
-    assert (other["policy"], other["epsilon"]) == ("greedy", 1.0)
-    # They decide what is measured, not what is learned, so a resumed run may change them.
-    podracer.train(
-        EXPERIMENT, run_dir=run, resume=True, evaluation_policy="greedy", fixed_evaluation=True
-    )
-
-
-@pytest.mark.slow
-def test_an_evaluation_of_one_episode_warns_once(tmp_path, caplog):
-    env = podracer.auto_reset(Line())
-    experiment = dataclasses.replace(EXPERIMENT, environment=env, evaluation_policy="greedy")
-    with caplog.at_level(logging.WARNING, "podracer"):
-        podracer.train(experiment, run_dir=tmp_path / "run")
-    messages = [r.getMessage() for r in caplog.records if "repetitions" in r.getMessage()]
-    assert len(messages) == 1
-    assert "16 evaluation episodes" in messages[0]
-    assert '`evaluation_policy="sampled"`, `evaluation_epsilon=0.01`' in messages[0]
-
-
 def evaluation(returns, unfinished, distinct=3, broken=0):
     returns = np.array(returns)
     distinct = np.full(returns.shape[:-1], distinct)
@@ -407,45 +311,6 @@ def test_an_evaluation_that_did_not_end_is_named_and_never_the_best(caplog):
         "2 of 2 evaluation episodes did not end within 30,000 steps: their returns are partial, "
         "never the best, and reach no target."
     ]
-
-
-@pytest.mark.parametrize(
-    ("environment", "policy", "advice"),
-    [
-        ("catch", "greedy", '`evaluation_policy="sampled"`, `evaluation_epsilon=0.01` or '),
-        ("catch", "sampled", "`evaluation_epsilon=0.01` or "),
-        ("pendulum", "greedy", '`evaluation_policy="sampled"` or '),
-        ("pendulum", "sampled", ""),
-    ],
-)
-def test_advice_about_repetitions_is_what_an_evaluation_can_take(
-    environment, policy, advice, caplog
-):
-    experiment = dataclasses.replace(EXPERIMENT, evaluation_policy=policy)
-    recorder = Recorder(experiment, podracer.make(environment))
-    with caplog.at_level(logging.WARNING, "podracer"):
-        recorder.add_evaluation(evaluation([1.0] * 4, 0, distinct=1), {}, Progress(1, 8, {}))
-    (message,) = caplog.messages
-    assert message.endswith(f"to measure more take {advice}fewer `evaluation_episodes`.")
-
-
-def test_a_compile_beside_the_initial_state_counts_with_all_its_seconds():
-    """The driver waits for its last ones alone, and its pace leaves out no others."""
-    recorder, times = Recorder(EXPERIMENT, podracer.make("catch")), Stopwatch()
-    compile_ = CompileInThread(lambda: lambda: "program")
-    assert (compile_().result(), compile_() is compile_()) == ("program", True)
-    assert compile_.seconds > 0
-    first = recorder.record(Progress(1, 8, {}, compile_seconds=1e-6), times, 9.0)
-    second = recorder.record(Progress(2, 8, {}), times, 9.0)
-    waited = recorder.record(Progress(3, 8, {}, compile_seconds=2.0), times, 0.5)
-    compiled = [record["time_compile"] for record in (first, second, waited)]
-    assert compiled == [9.0, 0.0, 2.0]
-    spent = [
-        sum(value for name, value in record.items() if name.startswith("time_"))
-        for record in (first, second, waited)
-    ]
-    assert waited["seconds"] == pytest.approx(sum(spent))
-    assert first["time_step"] < 5.0
 
 
 def test_a_report_that_comes_late_leaves_the_rest_to_the_next(monkeypatch):

@@ -1,19 +1,15 @@
 """Trained policies act as their agents do, one observation or many at a time."""
 
-import copy
 import dataclasses
-import pickle
 
-import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import AGENTS, CONTINUOUS, blueprint, environment_for
+from agents import AGENTS, CONTINUOUS, blueprint
 from variants import variants
 from walk import BOX, Walk
 
-import podracer
 from podracer.errors import ConfigError
 from podracer.ops.distributions import to_bounds
 from podracer.policy import Policy
@@ -107,15 +103,6 @@ def test_its_distribution_is_the_one_that_acting_samples_from(name):
         np.testing.assert_allclose(policy(OBSERVATIONS[t], REWARDS[t]), best, rtol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # gymnax 0.0.9 makes it
-def test_agents_without_a_distribution_say_so():
-    for name in AGENTS.keys() - set(SAMPLING):
-        agent = blueprint(AGENTS[name], podracer.make(environment_for(name)).spec).build()
-        assert agent.distribution is None, name
-    with pytest.raises(ConfigError, match="DQN has no distribution over actions, because it"):
-        Policy(*build("dqn")).distribution(OBSERVATIONS[0])
-
-
 def test_a_distribution_of_one_observation_has_no_batch_and_changes_no_memory():
     agent, state = build("ppo-gru")
     policy, other = Policy(agent, state), Policy(agent, state)
@@ -182,18 +169,6 @@ def test_what_is_not_finite_reaches_neither_an_action_nor_the_memory():
         with pytest.raises(ConfigError, match="the reward is not finite"):
             policy(observation, wrong)
     np.testing.assert_array_equal(policy(observation), same(observation))
-
-
-def test_pickle_is_refused_with_what_another_process_may_do():
-    agent, state = build("ppo-gru")
-    policy, observation = Policy(agent, state), OBSERVATIONS[0]
-    for thing in (agent, policy):
-        with pytest.raises(ConfigError, match=r"cannot be pickled: call podracer\.load_policy"):
-            pickle.dumps([thing])
-    twin = pickle.loads(cloudpickle.dumps(policy))
-    for other in (copy.deepcopy(policy), copy.copy(policy), twin):
-        np.testing.assert_array_equal(other(observation), policy(observation))
-        policy.reset()
 
 
 @pytest.mark.parametrize("wrong", [1.5, 300, np.float32(0.25)])

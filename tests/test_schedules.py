@@ -17,15 +17,13 @@ from podracer.agents.a2c import A2C
 from podracer.agents.common.optimizers import Optimizer, take_step
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
-from podracer.agents.muzero import MuZero
 from podracer.cli.recipe_flags import parse_experiment
 from podracer.cli.values import format_value, kind_of
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, to_json
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.population import hyperparameters, with_hyperparameters
 from podracer.errors import ConfigError
-from podracer.fields import bounded, check_ranges, struct
+from podracer.fields import struct
 from podracer.replay import Replay
 from podracer.run.setup import build
 from podracer.schedules import (
@@ -92,9 +90,6 @@ def test_the_counter_of_frames_does_not_wrap():
     assert int(add_frames(jnp.uint32(5), jnp.uint32(3))) == 8
 
 
-# --- flags, files, ranges, hyperparameters -------------------------------------------------------
-
-
 def test_texts_of_schedules():
     def read(text):
         return kind_of(Schedule).read([text], "--rate")
@@ -107,6 +102,9 @@ def test_texts_of_schedules():
     for text in ("1:2:3:4", "fast", "1e-3:0:", ""):
         with pytest.raises(ConfigError, match=r"--rate: .* START:END\[:FRAMES\]"):
             read(text)
+
+
+# --- flags, files, ranges, hyperparameters -------------------------------------------------------
 
 
 @struct
@@ -139,56 +137,7 @@ def test_schedules_in_files():
         from_json({**data, "learning_rate": "fast"})
 
 
-@pytest.mark.parametrize(
-    ("agent", "message"),
-    [
-        (A2C(learning_rate=Linear(-1.0, 0.0, 10.0)), r"learning_rate\.start must be at least 0"),
-        (A2C(learning_rate=Linear(1.0, -1.0, 10.0)), r"learning_rate\.end must be at least 0"),
-        (A2C(optimizer=Optimizer(epsilon=0.0)), r"optimizer\.epsilon must be at least 1e-20"),
-        (MuZero(support_max=0.0), r"support_max must be at least 1e-06"),
-        (MuZero(replay=Replay(priority_exponent=2.0)), r"priority_exponent must lie in \[0, 1"),
-    ],
-)
-def test_ranges_hold_for_the_numbers_of_a_schedule(agent, message):
-    with pytest.raises(ConfigError, match=message):
-        check_ranges(agent, "agent")
-
-
-def test_hyperparameters_of_a_schedule():
-    assert hyperparameters(A2C())["learning_rate"] == 7e-4
-    agent = A2C(learning_rate=DECAY)
-    names = {name for name in hyperparameters(agent) if name.startswith("learning_rate")}
-    assert names == {"learning_rate", "learning_rate.end", "learning_rate.frames"}
-    changed = with_hyperparameters(agent, {"learning_rate": 1e-3})
-    assert changed.learning_rate == dataclasses.replace(DECAY, start=1e-3)
-
-
 # --- optimizers ----------------------------------------------------------------------------------
-
-
-@struct
-class Lion:
-    """An optimizer of a user."""
-
-    decay: float = bounded(0.99, high=1.0)
-
-    def build(self, max_gradient_norm=None, *, root_epsilon=0.0):
-        return optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_lion(b2=self.decay))
-
-
-@pytest.mark.slow
-def test_an_optimizer_of_ones_own(tmp_path, recwarn):
-    agent = A2C(optimizer=Lion(), learning_rate=1e-3)
-    assert hyperparameters(agent)["optimizer.decay"] == 0.99
-    experiment = Experiment(
-        environment="catch", agent=agent, driver=AnakinConfig(16, 8, 2), frames=512, evaluations=0
-    )
-    _, changed = parse_experiment("train", ("--decay", "0.5"), experiment, Options())
-    assert changed.agent.optimizer == Lion(0.5)
-    assert not recwarn.list
-    state = podracer.train(experiment, run_dir=tmp_path / "run").state.shared
-    signs = jax.tree.map(lambda x: jnp.abs(x).max(), state.optimizer_state)
-    assert all(x > 0 for x in jax.tree.leaves(signs))
 
 
 def steps(optimizer: optax.GradientTransformation, rate: float, count: int = 3) -> np.ndarray:

@@ -9,26 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from on_policy import (
-    CONTINUOUS,
-    learner,
-    small,
-    standardized,
-    textbook_gradient,
-)
-from walk import (
-    BOX,
-    B,
-    T,
-    Walk,
-    begin,
-    built,
-    close,
-    fresh,
-    gradient,
-    learn,
-    slow,
-)
+from on_policy import CONTINUOUS, learner, small, standardized, textbook_gradient
+from walk import BOX, B, T, Walk, begin, built, close, fresh, gradient, learn, slow
 
 from podracer.agents.common import actor_critic
 from podracer.ops.distributions import policy
@@ -98,3 +80,10 @@ def test_an_entropy_cost_falls_to_zero(name):
         _, metrics = learn(agent, LearnerState(shared), trajectory)
         parts = metrics["policy_loss"] + settings.value_cost * metrics["value_loss"]
         close(metrics["loss"], parts - cost * metrics["entropy"])
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+def test_the_importance_ratio_is_one_on_policy(memory):
+    agent = built(learner("impala", memory))
+    state, trajectory = begin(agent)
+    close(learn(agent, state, trajectory)[1]["importance_ratio"], 1.0)

@@ -7,23 +7,11 @@ import itertools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 from agents import blueprint as off_policy_blueprint
 from off_policy import BOXED, DISCRETE, NEEDS_CONTINUOUS, OFF_POLICY, agent_and_env
 from on_policy import ON_POLICY, blueprint, learner, small
-from walk import (
-    ACTIONS,
-    BOX,
-    WALK,
-    T,
-    Walk,
-    begin,
-    built,
-    close,
-    network,
-    slow,
-)
+from walk import ACTIONS, BOX, WALK, T, Walk, begin, built, close, network, slow
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.a2c import A2C
@@ -34,7 +22,7 @@ from podracer.errors import ConfigError
 from podracer.fields import static, struct
 from podracer.ops.distributions import policy
 from podracer.testing.contract import check_gradients, check_greedy, check_time_outs
-from podracer.types import EnvironmentSpec, LearnerState
+from podracer.types import EnvironmentSpec
 
 SOME_ON_POLICY = [name if name in ("impala", "ppo") else slow(name) for name in ON_POLICY]
 MEMORIES = ("none", "gru", "lstm", "gtrxl")
@@ -73,54 +61,9 @@ class Broken:
         return dataclasses.replace(good, name="Broken", **self.change(self, good))
 
 
-def acting(change: Any, memory: str = "none") -> Any:
-    """`change` gets what a good agent's `act` returns."""
-    return Broken(lambda _, good: {"act": lambda *args: change(*good.act(*args))}, memory)
-
-
 def learning(change: Any) -> Any:
     """`change` gets what a good agent's `learn` returns."""
     return Broken(lambda _, good: {"learn": lambda *args: change(*good.learn(*args))})
-
-
-@pytest.mark.parametrize(
-    ("agent", "message"),
-    [
-        (object(), "object builds no agent: it lacks"),
-        (type("Plain", (A2C,), {})(), "Plain is not a tree of arrays: put @podracer.struct"),
-        (
-            Broken(lambda *_: {"init": lambda *args: {}}),
-            r"Broken\.init must return a LearnerState, not dict",
-        ),
-        (
-            Broken(lambda *_: {"init": lambda key, n: LearnerState((), jnp.zeros(n + 1))}),
-            r"Broken\.init: local must lead with num_envs \(2\) or a number that divides it, "
-            r"but its shape is \(3,\)",
-        ),
-        (acting(lambda a, x, c: (1.0 * a, x, c)), r"Broken\.act must return actions int32\[2\]"),
-        (acting(lambda a, x, c: (a, x, (c,)), "gru"), r"Broken\.act must keep the structure of"),
-        (
-            acting(lambda a, x, c: 1 / 0),
-            r"Broken\.act cannot be traced: ZeroDivisionError: division by zero "
-            r"\(test_contract\.py,",
-        ),
-        (
-            learning(lambda s, m: (s, {"loss": jnp.zeros((2, 2))})),
-            r"Broken\.learn must return metrics that are scalars or of shape \[n\]",
-        ),
-        (
-            learning(lambda s, m: ((), m)),
-            r"Broken\.learn must return a LearnerState first, not tuple",
-        ),
-        (
-            learning(lambda s, m: (jax.tree.map(lambda x: x[..., None], s), m)),
-            r"Broken\.learn must keep state\.shared\.params.* but it became",
-        ),
-    ],
-)  # fmt: skip
-def test_a_broken_agent_is_refused_and_the_method_named(agent, message):
-    with pytest.raises(ConfigError, match=message):
-        check_agent(blueprint(agent), num_envs=2)
 
 
 @pytest.mark.parametrize(

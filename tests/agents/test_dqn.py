@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-import pytest
-from off_policy import (
-    MEMORY,
-    agent_and_env,
-)
-from walk import (
-    begin,
-    learn,
-    methods_of,
-)
+from off_policy import agent_and_env
+from walk import begin, learn, methods_of
 
 from podracer import recipes
 from podracer.agents.common.optimizers import Optimizer
-from podracer.errors import ConfigError
 from podracer.ops.action_values import Atoms
 from podracer.schedules import Linear
-from podracer.types import (
-    ArraySpec,
-    Discrete,
-    EnvironmentSpec,
-)
-
-
-def test_refuses_a_network_with_memory():
-    with pytest.raises(ConfigError, match="needs a feed-forward network"):
-        agent_and_env("dqn", network=MEMORY)
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec
 
 
 def test_rainbow_on_atari_is_that_of_its_paper():

@@ -9,22 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import AGENTS, CONTINUOUS, SMALL, blueprint
 from walk import B, T, Walk, close, slow
 
 from podracer.agent import Blueprint
 from podracer.agents.a2c import A2C
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
-from podracer.agents.rules.lpg import LPG
 from podracer.agents.stacx import Stacx
 from podracer.checks import check_agent, check_environment, check_spec
 from podracer.drivers.faults import Fault, fault_bits
 from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.environment import auto_reset
-from podracer.envs import make
 from podracer.errors import ConfigError
-from podracer.evaluate import ActingRule
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import Categorical, MultiCategorical, num_outputs, policy, to_bounds
 from podracer.rollout import init_actor, rollout
@@ -135,39 +131,7 @@ def test_actions_are_in_range_and_allowed(name):
         assert len(np.unique(actions[..., i])) > 1 or part.sum() == 1
 
 
-TAKING = (
-    "a2c", "impala", "stacx", "ppo", "ppo-gru", "ppo-gtrxl",
-    "ppo-multidiscrete",
-)  # fmt: skip
-REFUSING = [name for name in AGENTS if name not in TAKING]
-
-
-def test_all_other_agents_refuse_in_one_sentence():
-    specs = dict.fromkeys(REFUSING, Walk(SPACE).spec)
-    specs["lpg"] = make("lifetimes:probe:multidiscrete").spec
-    agents = {**AGENTS, "lpg": LPG(network=SMALL)}
-    for name, spec in specs.items():
-        with pytest.raises(ConfigError) as caught:
-            blueprint(agents[name], spec).build().init(jax.random.key(0), 64)
-        needs_continuous = name in CONTINUOUS and name != "muzero-sampled"
-        words = "continuous actions" if needs_continuous else "one discrete action at a time"
-        assert words in str(caught.value), name
-        assert "DQN" not in str(caught.value), name
-
-
-def test_an_evaluation_with_epsilon_is_refused():
-    with pytest.raises(ConfigError, match="walk has several: take the policy `sampled` instead"):
-        ActingRule(epsilon=0.1).check(Walk(SPACE).spec)
-    ActingRule("sampled").check(Walk(SPACE).spec)
-
-
 # --- specifications and masks --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("numbers", [(), (3, 0), [3, 2], (2.0,)])
-def test_a_space_needs_numbers_of_actions(numbers):
-    with pytest.raises(ConfigError, match=r"MultiDiscrete\.num_actions"):
-        MultiDiscrete(numbers)
 
 
 def test_a_mask_needs_an_entry_for_each_action_of_each_component():

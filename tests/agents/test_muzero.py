@@ -13,33 +13,20 @@ import numpy as np
 import optax
 import pytest
 import scipy.stats
-from agents import PROBE_AGENTS
-from off_policy import (
-    agent_and_env,
-    sample_of,
-)
+from off_policy import agent_and_env, sample_of
 from walk import B, Walk, begin, close, enter, fresh, learn, methods_of
 
 from podracer import recipes
-from podracer.agent import Blueprint
 from podracer.agents import muzero
 from podracer.agents.muzero import MuZero
 from podracer.agents.planning import gumbel
 from podracer.agents.planning.actions import SearchActions
 from podracer.agents.planning.model import Model, ModelParams
-from podracer.checks import check_agent
-from podracer.devices.mesh import find_devices
 from podracer.devices.reductions import global_grad
-from podracer.drivers.anakin import Anakin, AnakinConfig
-from podracer.drivers.progress import Orders
 from podracer.environment import auto_reset
-from podracer.envs.probes import PROBES, Probe
-from podracer.errors import ConfigError
-from podracer.networks import CNN, MLP, Head, ResNet, TorsoNetwork
-from podracer.networks.plane_network import PlaneNetwork
+from podracer.networks import MLP, ResNet, TorsoNetwork
 from podracer.replay import Replay, Sample
 from podracer.types import (
-    ACTION_MASK,
     ArraySpec,
     Continuous,
     Discrete,
@@ -154,22 +141,6 @@ def test_hidden_states_are_planes_between_0_and_1_and_the_action_is_planes_besid
 
 
 @pytest.mark.slow
-def test_numbers_beside_an_image_are_planes_of_it():
-    """An action mask, as of board games; torsos of convolutions without padding fit as well."""
-    cnn = TorsoNetwork(CNN((4,), (3,), (1,), layer_norm=True))
-    agent = dataclasses.replace(CONVOLUTIONAL, network=cnn)
-    seen = {"board": SCREEN, ACTION_MASK: ArraySpec((ACTIONS,), np.bool_)}
-    model = functions_of(agent, seen).model
-    params = random_params(model)
-    weight = params.representation.convolutions[0].layer.weight
-    assert weight.shape == (3, 3, 2 + ACTIONS, 4)
-    mask = jnp.asarray(np.eye(N, ACTIONS), bool)
-    state = jax.jit(model.representation)(params, {"board": screens(), ACTION_MASK: mask})
-    assert state.shape == (N, 4, 3, 4)
-    check_agent(Blueprint(agent, EnvironmentSpec("x", seen, DISCRETE)))
-
-
-@pytest.mark.slow
 def test_every_parameter_of_the_convolutional_model_receives_a_gradient():
     env = auto_reset(Screen())
     agent = CONVOLUTIONAL.build(env.spec)
@@ -179,56 +150,8 @@ def test_every_parameter_of_the_convolutional_model_receives_a_gradient():
         assert np.abs(leaf).max() > 0, f"{jax.tree_util.keystr(path)} receives no gradient"
 
 
-@dataclasses.dataclass(frozen=True)
-class Cue(Probe):
-    """The probe `policy` as a picture: which half of it is bright says which action is better."""
-
-    @property
-    def spec(self) -> EnvironmentSpec:
-        return EnvironmentSpec("cue", ArraySpec((4, 4, 1)), self.action)
-
-
 def picture(cue: jax.Array) -> jax.Array:
     return (cue * jnp.where(jnp.arange(4) < 2, 1.0, -1.0) > 0)[:, None, None] * jnp.ones((4, 4, 1))
-
-
-@pytest.mark.slow
-def test_the_convolutional_model_learns_a_probe_from_pictures():
-    probe = Cue(**vars(PROBES["policy"]) | {"observe": lambda state: picture(state.cue)})
-    settings = dataclasses.replace(
-        PROBE_AGENTS["muzero"],
-        network=TorsoNetwork(ResNet(channels=(8,), blocks=1)),
-        dynamics_blocks=1,
-        reanalyze_fraction=0.5,
-        unroll_steps=1,
-    )
-    config = AnakinConfig(32, 8, updates_per_chunk=50)
-    driver = Anakin(settings, auto_reset(probe), config, find_devices(1))
-    agent = driver.agent
-    *_, progress = driver.run(driver.init(jax.random.key(0)), Orders(200))
-    observation = jnp.stack([picture(cue) for cue in (1.0, -1.0)])
-    timestep = TimeStep(observation, *(jnp.zeros(2) for _ in range(4)))
-    params = agent.actor_params(progress.state.learner)
-    keys = jax.random.split(jax.random.key(0), 2)
-    action, _, _ = jax.jit(agent.act, static_argnums=4)(params, (), timestep, keys, False)
-    np.testing.assert_array_equal(action, [1, 0])
-    assert progress.metrics["episode_return"] > 0.9
-
-
-@pytest.mark.parametrize(
-    ("network", "observation", "message"),
-    [
-        (TorsoNetwork(MLP((8,))), SCREEN, "its network must have convolutions and no memory"),
-        (dataclasses.replace(RESNET, memory="gru"), SCREEN, "must have convolutions and no memory"),
-        (RESNET, ArraySpec((4,)), "needs image observations"),
-        (RESNET, {"a": SCREEN, "b": ArraySpec((4, 4, 1))}, "of one height and width"),
-        (RESNET, {"a": SCREEN, "b": ArraySpec((), np.int32, num_values=3)}, "no indices"),
-    ],
-)
-def test_what_a_convolutional_model_cannot_take_is_refused(network, observation, message):
-    spec = EnvironmentSpec("x", observation, DISCRETE)
-    with pytest.raises(ConfigError, match=message):
-        dataclasses.replace(CONVOLUTIONAL, network=network).build(spec)
 
 
 def test_muzero_on_atari_is_that_of_its_paper():
@@ -250,19 +173,6 @@ def test_muzero_on_atari_is_that_of_its_paper():
     assert params.prediction.heads["value"].layers[0].weight.shape == (6 * 6 * 16, 601)
 
 
-def test_heads_without_planes_have_neither_noise_nor_quantiles():
-    for head in (Head(2, noisy=True),):
-        with pytest.raises(ConfigError, match="no noisy heads"):
-            PlaneNetwork(ResNet(channels=(4,))).build(SCREEN, {"value": head})
-
-
-def test_a_step_of_the_model_is_refused_a_memory():
-    spec = EnvironmentSpec("x", ArraySpec((2,)), DISCRETE)
-    network = TorsoNetwork(MLP((8,)), memory="lstm")
-    with pytest.raises(ConfigError, match="needs a feed-forward network"):
-        dataclasses.replace(VECTORS, network=network).build(spec)
-
-
 @pytest.mark.parametrize("unroll_steps", [1, 2])
 def test_gradients_are_halved_between_steps_of_the_model(unroll_steps, key, monkeypatch):
     """Appendix G; what a step predicts teaches that step fully."""
@@ -280,15 +190,6 @@ def test_gradients_are_halved_between_steps_of_the_model(unroll_steps, key, monk
     else:
         with pytest.raises(AssertionError):
             close(gradient(), halved)
-
-
-def test_a_fraction_searches_at_least_one_sequence(key):
-    agent = agent_that_reanalyzes("search")
-    params, sample = sample_for(agent)
-    search = partial(agent.search, params, True)
-    got = gumbel.reanalyze(search, sample.trajectory, key, fraction=0.05, num_timesteps=1)
-    old, new = (x.steps.extras["policy"] for x in (sample.trajectory, got))
-    assert np.any(old != new, axis=(0, 2)).sum() == 1
 
 
 # --- reanalysis ----------------------------------------------------------------------------------

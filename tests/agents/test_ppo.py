@@ -10,13 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from on_policy import (
-    blueprint,
-    learner,
-    small,
-    standardized,
-    textbook_gradient,
-)
+from on_policy import learner, small, standardized, textbook_gradient
 from walk import (
     WALK,
     B,
@@ -43,10 +37,8 @@ from podracer.agents.common.normalization import (
     update_returns,
 )
 from podracer.agents.ppo import kl_estimate
-from podracer.checks import check_agent
 from podracer.devices.reductions import init_moments
 from podracer.environment import auto_reset
-from podracer.errors import ConfigError
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Linear
 from podracer.types import LearnerState, Step, TimeStep, Trajectory
@@ -292,16 +284,6 @@ def test_a_learning_rate_falls_to_zero():
         state = new
         assert int(state.shared.frames) == len(change) * num_frames
     assert change[0] > change[1] > 0 == change[2]
-
-
-def test_ppo_refuses_minibatches_that_do_not_divide():
-    agent = blueprint(small("ppo", num_minibatches=5))
-    with pytest.raises(ConfigError, match=r"split the 48 items .* into 5 equal minibatches"):
-        check_agent(agent, num_envs=B)
-    recurrent = blueprint(small("ppo", "gru", num_minibatches=4))
-    with pytest.raises(ConfigError, match="cannot split the 6 items"):
-        check_agent(recurrent, num_envs=B)
-    check_agent(recurrent, num_envs=8)
 
 
 def test_the_kl_estimate_is_exact_near_0_and_far_from_it():

@@ -12,12 +12,7 @@ from typing import Any
 
 import jax
 import pytest
-from agents import (
-    CONTINUOUS_PROBE_AGENTS,
-    PROBE_AGENTS,
-    RECURRENT_PROBE_AGENTS,
-    RECURRENT_TANH,
-)
+from agents import CONTINUOUS_PROBE_AGENTS, PROBE_AGENTS, RECURRENT_PROBE_AGENTS, RECURRENT_TANH
 from walk import methods_of
 
 from podracer.agent import Agent

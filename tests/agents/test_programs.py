@@ -11,12 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from on_policy import (
-    ON_POLICY,
-    blueprint,
-    learner,
-    small,
-)
+from on_policy import ON_POLICY, blueprint, learner, small
 from programs import request
 from walk import (
     BOX,

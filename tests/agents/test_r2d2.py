@@ -8,29 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from off_policy import (
-    DISCRETE,
-    OFF_POLICY,
-    agent_and_env,
-)
-from walk import (
-    begin,
-    close,
-    learn,
-    methods_of,
-    network,
-)
+from off_policy import agent_and_env
+from walk import begin, close, learn, methods_of, network
 
-from podracer.agent import Context
 from podracer.agents import r2d2
-from podracer.errors import ConfigError
-
-
-def test_refuses_rollouts_of_another_length_than_its_memories_have():
-    state, trajectory = begin(*agent_and_env("r2d2"))
-    agent = OFF_POLICY["r2d2"].build(DISCRETE.spec, Context(rollout_length=3))
-    with pytest.raises(ConfigError, match="rollout_length is 3, but a rollout has 8 steps"):
-        agent.learn(state, trajectory, jax.random.key(0), None)
 
 
 @pytest.mark.slow

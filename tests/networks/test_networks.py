@@ -12,24 +12,8 @@ import pytest
 from variants import variants
 
 from podracer.errors import ConfigError
-from podracer.networks import (
-    CNN,
-    MLP,
-    Head,
-    Network,
-    ResNet,
-    Table,
-    TorsoNetwork,
-    convolutions,
-)
-from podracer.networks.layers import (
-    Linear,
-    NoisyLinear,
-    Normalized,
-    dense,
-    orthogonal,
-    relu,
-)
+from podracer.networks import CNN, MLP, Head, Network, ResNet, Table, TorsoNetwork, convolutions
+from podracer.networks.layers import Linear, NoisyLinear, Normalized, dense, orthogonal, relu
 from podracer.networks.memory import lstm
 from podracer.networks.plane_network import PlaneNetwork
 from podracer.types import ArraySpec
@@ -320,15 +304,6 @@ def test_residual_blocks_are_those_of_simba():
         MLP((), residual_blocks=1)
 
 
-def test_without_memory_the_carry_is_empty_and_first_changes_nothing():
-    network = make()
-    params, observation = random_params(network), observe(VECTOR)
-    assert network.carry(B) == ()
-    outputs, carry = network.apply(params, (), observation, firsts())
-    assert carry == ()
-    close(network.apply(params, (), observation, firsts((2, 1)))[0], outputs)
-
-
 @pytest.mark.parametrize(
     ("torso", "observation", "memory", "shared"),
     [
@@ -368,17 +343,6 @@ def test_every_parameter_receives_a_gradient(torso, observation, memory, shared)
     for path, grad in jax.tree_util.tree_leaves_with_path(grads(params)):
         assert np.isfinite(grad).all(), path
         assert np.abs(grad).max() > 0, f"{jax.tree_util.keystr(path)} receives no gradient"
-
-
-@pytest.mark.parametrize("memory", ["none", "lstm"])
-def test_parameters_are_arrays_only(memory, key):
-    network = make(MLP((4,)), VECTOR, memory, shared=False)
-    params = network.init(key)
-    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(params))
-    same = jax.jit(lambda x: x)(params)
-    assert jax.tree.structure(same) == jax.tree.structure(params)
-    other = jax.eval_shape(network.init, jax.random.key(1))
-    assert jax.tree.structure(other) == jax.tree.structure(params)
 
 
 def test_heads_share_a_torso_or_have_one_each():
@@ -562,18 +526,6 @@ def test_a_table_has_a_row_for_each_state(key):
         np.testing.assert_array_equal(outputs[name], np.asarray(table)[np.asarray(seen)])
 
 
-def test_a_table_needs_an_index_and_plain_heads():
-    for observation in (VECTOR, ArraySpec((), np.int32), {"a": INDEX}, IMAGE):
-        with pytest.raises(ConfigError, match="Table needs the index of a state"):
-            Table().build(observation, HEADS)
-    for head, words in (
-        (Head(1, noisy=True), "noisy heads"),
-        (Head(1, hidden=(2,)), "hidden layers"),
-    ):
-        with pytest.raises(ConfigError, match=f"Table has no {words}"):
-            Table().build(INDEX, {"value": head})
-
-
 def test_a_torso_sees_an_index_as_one_hot(key):
     seen = jax.random.randint(key, (T, B), 0, 7)
     index, one_hot = (
@@ -589,61 +541,11 @@ def test_a_torso_sees_an_index_as_one_hot(key):
         make(observation=ArraySpec((), np.int32, num_values=10_000))
 
 
-def test_a_table_can_be_saved():
-    from podracer.config.serialization import from_json, to_json
-
-    assert from_json(to_json(Table())) == Table()
-
-
 def test_a_network_that_was_built_while_tracing_holds_no_tracers():
     with jax.checking_leaks():
         shapes = jax.eval_shape(lambda key: make(memory="gru").init(key), jax.random.key(0))
     params = make(memory="gru").init(jax.random.key(0))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda x: x.shape, shapes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layer_norm", [False, True])
-def test_many_residual_blocks_are_a_loop_over_the_same_blocks(layer_norm, monkeypatch):
-    """The same weights from the same key, the same outputs and gradients."""
-    torso = ResNet((4, 6), blocks=4, layer_norm=layer_norm)
-    images = jax.random.normal(jax.random.key(1), (3, 10, 8, 2))
-
-    def build():
-        layers, _ = convolutions.make_convolutions(torso, images.shape[1:], jax.random.key(0))
-        params, static = eqx.partition(layers, eqx.is_array)
-
-        def loss(params):
-            layers = eqx.combine(params, static)
-            return jnp.mean(convolutions.apply_convolutions(torso, layers, images) ** 2)
-
-        return params, jax.jit(jax.value_and_grad(loss))
-
-    def of_block(tree, stage, block):  # inner and outer layer of a block
-        _, *layers = tree[stage]
-        if len(layers) == 2:
-            return jax.tree.map(lambda x: x[block], tuple(layers))
-        return tuple(layers[2 * block : 2 * block + 2])
-
-    def evaluate():
-        params, function = build()
-        return params, *function(params)
-
-    looped, value, gradient = evaluate()
-    monkeypatch.setattr(convolutions, "SCANNED_BLOCKS", 5)
-    unrolled, expected, expected_gradient = evaluate()
-    assert len(jax.tree.leaves(looped)) < len(jax.tree.leaves(unrolled))
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-    for stage in range(2):
-        for block in range(4):
-            for one, other, exact in (
-                (looped, unrolled, True),
-                (gradient, expected_gradient, False),
-            ):
-                pair = of_block(one, stage, block), of_block(other, stage, block)
-                tolerance = 0.0 if exact else 1e-5
-                for a, b in zip(*map(jax.tree.leaves, pair), strict=True):
-                    np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance)
 
 
 def test_orthogonal_weights_under_vmap_are_made_in_turn(key):

@@ -258,12 +258,6 @@ def test_any_batch_shape_and_traced_lambda():
     np.testing.assert_allclose(several[1], generalized_advantages(*data, LAMBDAS[1]), atol=1e-6)
 
 
-def test_a_mask_of_numbers_is_refused():
-    data = episodes(CUTS)
-    with pytest.raises(Exception, match="valid_tm1"):
-        returns.generalized_advantages(*data[:4], data.valid_tm1.astype(np.float32), 0.9)
-
-
 def test_discounted_sums_equal_a_loop():
     rng = np.random.default_rng(0)
     reward = rng.normal(size=(T, 4)).astype(np.float32)

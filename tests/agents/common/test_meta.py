@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import equinox as eqx
@@ -13,7 +12,6 @@ import numpy as np
 import optax
 import pytest
 from jax.flatten_util import ravel_pytree
-from programs import request
 from walk import (
     WALK,
     B,
@@ -28,19 +26,14 @@ from walk import (
     learn,
     meta_gradient,
     network,
-    slow,
     trained,
 )
 
-from podracer.agent import Blueprint, Context
 from podracer.agents.common import actor_critic
 from podracer.agents.common.meta import clip_by_global_norm, meta_grad
 from podracer.agents.common.optimizers import CountedState, Optimizer
 from podracer.agents.impala import Impala
 from podracer.agents.stacx import Stacx
-from podracer.devices.mesh import find_devices, make_mesh
-from podracer.drivers.anakin import AnakinConfig, make_chunk
-from podracer.drivers.state import TrainState, abstract_state, make_init
 from podracer.networks import MLP, TorsoNetwork
 from podracer.types import LearnerState, Trajectory
 
@@ -208,40 +201,6 @@ def outer_gradient(
     two = jax.jit(jax.grad(divergence))(main_head(new_params))
     share = jnp.mean(valid)
     return jax.tree.map(lambda a, b: share * a + settings.kl_cost * b, one, two)
-
-
-@functools.cache
-def chunk(agent: Blueprint, devices: int) -> Any:
-    """One update of 16 environments, and what places a state for it."""
-    mesh, config = make_mesh(find_devices(devices)), AnakinConfig(16, T, 1)
-    shardings = jax.tree.map(lambda x: x.sharding, abstract_state(agent, WALK, mesh, config))
-    run_chunk = make_chunk(WALK, mesh, config)
-
-    def update(state: TrainState) -> tuple[TrainState, Any]:
-        state = jax.device_put(jax.tree.map(jnp.copy, state), shardings)
-        return run_chunk(agent, state, request(devices))
-
-    return update
-
-
-@pytest.mark.parametrize("devices", [slow(2), slow(4)])
-def test_shards_tune_as_one_device_tunes(devices):
-    """The gradient runs through the mean of all shards' gradients, and is averaged itself."""
-    agent = Blueprint(make(meta_learning_rate=0.1), WALK.spec, Context(T))
-    mesh, config = make_mesh(find_devices(1)), AnakinConfig(16, T, 1)
-    state = make_init(agent, WALK, mesh, config)(jax.random.key(0))
-    for _ in range(5):
-        state, _ = chunk(agent, 1)(state)
-    (one, one_metrics), (many, many_metrics) = (chunk(agent, n)(state) for n in (1, devices))
-    one, many, initial = jax.device_get((one.learner, many.learner, state.learner))
-    assert (
-        np.abs(one.shared.metaparams.discount - initial.shared.metaparams.discount) > 1e-3
-    ).all()
-    moments = [meta_gradient(x) for x in (many, one)]
-    close(*moments, atol=1e-4 * float(optax.tree.norm(moments[1])), rtol=1e-3)
-    close(many.shared.metaparams, one.shared.metaparams, atol=1e-4)
-    close(many.shared.params, one.shared.params, atol=1e-5)
-    close(many_metrics["mean"], one_metrics["mean"], atol=1e-5, rtol=1e-3)
 
 
 @pytest.mark.slow

@@ -7,21 +7,11 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from off_policy import (
-    REPLAY,
-    agent_and_env,
-    sample_of,
-)
-from walk import (
-    begin,
-    first_moments,
-    learn,
-)
+from off_policy import REPLAY, agent_and_env, sample_of
+from walk import begin, first_moments, learn
 
 from podracer.agents.common import off_policy
-from podracer.types import (
-    LearnerState,
-)
+from podracer.types import LearnerState
 
 
 @pytest.mark.parametrize("name", ["dqn", pytest.param("sac", marks=pytest.mark.slow)])

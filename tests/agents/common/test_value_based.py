@@ -9,23 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from off_policy import (
-    DISCRETE,
-    agent_and_env,
-)
-from walk import (
-    B,
-    begin,
-    enter,
-    fresh,
-)
+from off_policy import DISCRETE, agent_and_env
+from walk import B, begin, enter, fresh
 
 from podracer.agents.common import value_based
 from podracer.schedules import Linear
-from podracer.types import (
-    LearnerState,
-    leaves_by_path,
-)
+from podracer.types import LearnerState, leaves_by_path
 
 
 def test_each_environment_has_an_epsilon_as_in_ape_x():

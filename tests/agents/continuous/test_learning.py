@@ -9,23 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from off_policy import (
-    BOXED,
-    OFF_POLICY,
-    agent_and_env,
-    drawn,
-)
-from walk import (
-    BOX,
-    B,
-    begin,
-    built,
-    close,
-    enter,
-    fresh,
-    learn,
-    methods_of,
-)
+from off_policy import BOXED, OFF_POLICY, agent_and_env, drawn
+from walk import BOX, B, begin, built, close, enter, fresh, learn, methods_of
 
 from podracer.agents.common.optimizers import Optimizer
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
@@ -33,11 +18,7 @@ from podracer.devices.reductions import global_grad
 from podracer.errors import ConfigError
 from podracer.fields import check_ranges
 from podracer.networks import MLP, ResNet, TorsoNetwork
-from podracer.types import (
-    ArraySpec,
-    EnvironmentSpec,
-    LearnerState,
-)
+from podracer.types import ArraySpec, EnvironmentSpec, LearnerState
 
 WITHOUT_NOISE = {"target_noise_std": 0.0, "policy_delay": 1, "optimizer": Optimizer(epsilon=0.01)}
 
@@ -192,3 +173,32 @@ def test_only_the_first_frames_are_random(name, begins_randomly):
     assert int(shared.frames) == trajectory.valid().sum()
     learned = dataclasses.replace(shared, frames=jnp.uint32(10**6))
     np.testing.assert_array_equal(act(shared), act(learned))
+
+
+@pytest.mark.parametrize(
+    ("target", "sign"), [(-50.0, -1), pytest.param(50.0, 1, marks=pytest.mark.slow)]
+)
+def test_sac_pays_for_entropy_until_there_is_as_much_as_wanted(target, sign):
+    """The temperature falls while the entropy is above the target, and rises below it."""
+    agent, env = agent_and_env("sac", target_entropy=target)
+    state, trajectory = begin(agent, env)
+    new, _ = learn(agent, state, trajectory)
+    before, after = (x.shared.params.actor.log_temperature for x in (state, new))
+    change = after - before
+    assert np.sign(change) == sign
+
+
+def test_td3_moves_policy_and_targets_every_second_time():
+    agent, env = agent_and_env("td3")
+    state, trajectory = begin(agent, env)
+    moved = []
+    for _ in range(4):
+        new, _ = learn(agent, state, trajectory)
+        before, after = (
+            (shared.params.actor, shared.target_params, shared.params.critics)
+            for shared in (state.shared, new.shared)
+        )
+        equal = jax.tree.map(np.array_equal, before, after)
+        moved.append([not all(jax.tree.leaves(part)) for part in equal])
+        state = new
+    assert moved == [[False, False, True], [True, True, True]] * 2

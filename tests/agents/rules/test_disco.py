@@ -25,17 +25,13 @@ from podracer.agents.rules.disco.rule import apply_rule
 from podracer.agents.rules.disco.rule_file import decode_rule
 from podracer.agents.rules.disco.values import estimate_values
 from podracer.agents.rules.lifetimes import to_experience
-from podracer.agents.rules.lpg.rule import UpdateRule
-from podracer.agents.rules.lpg.rule_file import encode_rule
 from podracer.checks import check_agent
 from podracer.config.serialization import from_json, to_json
-from podracer.devices.mesh import make_mesh
-from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
 from podracer.io.npz import digest_of
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.transforms import evenly_spaced
-from podracer.replay import Replay, Sample
+from podracer.replay import Sample
 from podracer.run.setup import build
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
 
@@ -238,62 +234,12 @@ def test_what_happens_at_a_time_out_teaches_nothing(student):
     close(got, want)
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.slow
-def test_an_update_does_not_depend_on_the_number_of_devices(student, devices):
-    """All means are global, also where shards have different numbers of valid transitions."""
-    state = initial_state(student)
-    samples = [sample_of(0), with_time_outs(sample_of(1))] * (devices // 2)
-    # The environments are the second axis of a trajectory but for its final timestep and the rest.
-    steps, finals = zip(*((x.trajectory.steps, x.trajectory.final) for x in samples), strict=True)
-    trajectory = Trajectory(
-        jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *steps),
-        jax.tree.map(lambda *x: jnp.concatenate(x), *finals),
-        (),
-        (),
-    )
-    index = jnp.zeros(disco.B * devices, jnp.int32)
-    sample = Sample(trajectory, jnp.ones(disco.B * devices), index, index)
-    P = jax.sharding.PartitionSpec
-    spec: Any = P("data")
-    time_major: Any = P(None, "data")
-    specs = Sample(Trajectory(time_major, spec, (), ()), spec, spec, spec)
-
-    def update(sample: Sample, axis: str | None) -> Any:
-        return student.update(state, sample, jax.random.key(0), axis=axis)[0]
-
-    sharded = jax.shard_map(
-        partial(update, axis="data"),
-        mesh=make_mesh(jax.devices()[:devices]),
-        in_specs=(specs,),
-        out_specs=P(),
-        check_vma=False,
-    )
-    close(jax.jit(sharded)(sample), jax.jit(partial(update, axis=None))(sample), atol=1e-5)
-
-
 @pytest.mark.parametrize("memory", ["none", slow("gru"), slow("lstm")])
 def test_the_agent_keeps_the_contract(student, memory):
     network = TorsoNetwork(MLP((8,)), memory=memory, memory_size=4)
     settings = dataclasses.replace(STUDENT, network=network)
     context = Context(8, student.rule_params)
     check_agent(Blueprint(settings, WALK.spec, context), num_envs=4)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rollout_length": 1}, "transitions within a rollout: make it longer"),
-        ({"data": None}, "Disco has no rule: give `build` a Context"),
-        ({"replay": Replay(prioritized=True)}, "samples its replay uniformly"),
-    ],
-)
-def test_what_cannot_be_is_refused(student, change, message):
-    context = {"rollout_length": disco.T + 1, "data": student.rule_params}
-    context |= {name: value for name, value in change.items() if name in context}
-    settings = {name: value for name, value in change.items() if name not in context}
-    with pytest.raises(ConfigError, match=message):
-        dataclasses.replace(STUDENT, **settings).build(SPEC, Context(**context))
 
 
 # --- the file ------------------------------------------------------------------------------------
@@ -332,18 +278,6 @@ def test_a_file_that_was_cut_is_refused():
             decode_rule(content[:end], "some file")
 
 
-def test_the_file_says_which_agent_it_trains(file):
-    long = recipes.with_update_rule(recipes.find("atari_ppo"), str(file))
-    assert long.agent.replay.capacity == 4 * long.driver.steps_per_update > 1024 * 29
-    made = recipes.with_update_rule(recipes.find("catch_a2c"), str(file))
-    old = recipes.find("catch_a2c").agent
-    assert (made.recipe, made.environment) == ("catch_a2c_under_rule", "catch")
-    assert isinstance(made.agent, Disco)
-    assert (made.agent.network, made.agent.learning_rate) == (old.network, old.learning_rate)
-    made = recipes.with_update_rule(recipes.find("catch_disco"), str(file))
-    assert made.agent.learning_rate == 1e-2
-
-
 def test_a_run_keeps_the_digest_of_its_file(file):
     made = recipes.with_update_rule(recipes.find("catch_disco"), str(file))
     kept = json.loads(json.dumps(to_json(made)))
@@ -354,18 +288,6 @@ def test_a_run_keeps_the_digest_of_its_file(file):
     file.write_bytes(disco.file_of(disco.random_rule(seed=1)))
     with pytest.raises(ConfigError, match="is not the file that the run began with"):
         build(again)
-
-
-def test_a_recipe_of_the_rule_needs_its_file():
-    with pytest.raises(ConfigError, match="needs the file of a discovered rule: `agent"):
-        build(recipes.find("catch_disco"))
-
-
-def test_a_rule_of_lpg_is_not_one_of_disco(tmp_path):
-    rule, path = UpdateRule(2, 2, 2), tmp_path / "rule.npz"
-    path.write_bytes(encode_rule(rule, rule.init(jax.random.key(0)), {}))
-    with pytest.raises(ConfigError, match="not a rule of DiscoRL, which the agent Disco needs"):
-        recipes.with_update_rule(recipes.find("catch_disco"), str(path))
 
 
 @needs_file
@@ -383,29 +305,3 @@ def test_the_published_rule_learns_catch(tmp_path, seed):
     experiment = recipes.with_update_rule(recipes.find("catch_disco"), str(PUBLISHED))
     result = podracer.train(experiment, run_dir=tmp_path / "run", seed=seed, devices=1)
     assert result.evaluation.returns.mean() >= 0.98
-
-
-@needs_file
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("probe", "memory", "updates"), [("policy", "none", 300), ("memory", "gru", 500)]
-)
-def test_the_published_rule_learns_probes(tmp_path, probe, memory, updates):
-    """The action that an observation asks for, now and three steps later."""
-    agent = Disco(
-        learning_rate=1e-2,
-        model_size=32,
-        network=TorsoNetwork(MLP((16,), "tanh"), memory=memory, memory_size=16),
-        replay=Replay(capacity=2**14, batch_size=64, warmup=512),
-    )
-    experiment = podracer.Experiment(
-        environment=f"probe:{probe}",
-        agent=agent,
-        driver=AnakinConfig(num_envs=32, rollout_length=16, updates_per_chunk=25),
-        frames=32 * 16 * updates,
-        evaluations=1,
-    )
-    experiment = recipes.with_update_rule(experiment, str(PUBLISHED))
-    result = podracer.train(experiment, run_dir=tmp_path / "run", devices=1)
-    assert result.evaluation.returns.mean() > 0.9

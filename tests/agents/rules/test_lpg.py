@@ -13,36 +13,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import AGENTS, blueprint
-from child import records
+from child import exit_code, records
 from runs import anakin_setup, resumed_and_whole, train_anakin
 
 import podracer
 from podracer import recipes
 from podracer.agents.common.optimizers import ParamsState
-from podracer.agents.rules.lifetimes import (
-    Experience,
-    group_by_lifetime,
-    to_rollout,
-    to_rollouts,
-)
+from podracer.agents.rules.lifetimes import Experience, group_by_lifetime, to_rollout, to_rollouts
 from podracer.agents.rules.lpg import LPG, UpdateRule
 from podracer.agents.rules.lpg import rule as update_rule
 from podracer.agents.rules.lpg.rule_file import encode_rule, read_rule
 from podracer.agents.rules.lpg.student import lpg_student
 from podracer.agents.rules.meta_training import CRITIC_OPTIMIZER, MetaBatch, MetaTraining
-from podracer.checks import check_agent
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, to_json
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.population import Pod
 from podracer.drivers.progress import Orders
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import TaskGroups
-from podracer.envs import make
 from podracer.errors import ConfigError
-from podracer.networks import MLP, Table, TorsoNetwork
+from podracer.networks import MLP, TorsoNetwork
 from podracer.run.setup import build
-from podracer.tournament.config import Tournament, check_pods
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec
 
 ENVS, T, K, LIVES, STATES = 2, 4, 2, 4, 6
@@ -404,15 +395,9 @@ def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys)
     """In the middle of a window and of lives; then the rule, as a file, teaches others."""
     _, whole = resumed_and_whole(EXPERIMENT, tmp_path, frames=EXPERIMENT.frames // 4)
 
-    from podracer.cli import main as cli
-
-    with pytest.raises(SystemExit) as leaving:
-        cli.main(["rule", str(whole)])
-    assert leaving.value.code == 0
+    assert exit_code("rule", whole) == 0
     assert "rule.npz" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as leaving:
-        cli.main(["eval", str(whole)])
-    assert leaving.value.code == 78
+    assert exit_code("eval", whole) == 78
     assert "no policy that could act elsewhere" in capsys.readouterr().err
     params = read_rule(whole / "rule.npz")[1]
     _, state = podracer.load(whole)
@@ -449,51 +434,6 @@ def test_a_rule_learns_to_teach(tmp_path):
 # --- what cannot be ------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_is_refused_before_any_compile(tmp_path):
-    spec = make(WORLDS).spec
-    memory = dataclasses.replace(SMALL, network=TorsoNetwork(MLP((4,)), memory="gru"))
-    refused = [
-        (SMALL, make("catch").spec, 'take `environment="lifetimes:catch"`'),
-        (SMALL, make("lifetimes:catch,envs=2,steps=23").spec, "too short .* 4: take steps=24"),
-        (memory, make("lifetimes:catch,envs=2").spec, "need a feed-forward network"),
-    ]
-    for settings, other_spec, message in refused:
-        with pytest.raises(ConfigError, match=message):
-            check_agent(blueprint(settings, other_spec, T))
-    with pytest.raises(ConfigError, match="no multiple of 2"):
-        check_agent(blueprint(SMALL, spec, T), num_envs=3)
-    with pytest.raises(ConfigError, match="act elsewhere: take `evaluations=0`"):
-        podracer.train(EXPERIMENT, run_dir=tmp_path / "a", evaluations=1)
-    driver = SebulbaConfig(LIVES * ENVS, T, 5)
-    with pytest.raises(ConfigError, match="act elsewhere: take `driver="):
-        podracer.train(EXPERIMENT, run_dir=tmp_path / "b", driver=driver)
-    with pytest.raises(ConfigError, match="not in a population"):
-        podracer.train(EXPERIMENT, run_dir=tmp_path / "c", pods=(Pod(0), Pod(1)))
-    with pytest.raises(ConfigError, match="LPG has no policy"):
-        check_pods(Tournament((EXPERIMENT,)), ())
-    with pytest.raises(ConfigError, match="there is no rule at"):
-        recipes.with_update_rule(recipes.find("catch"), str(tmp_path / "none.npz"))
-
-
-def test_a_rule_of_another_shape_is_refused(tmp_path):
-    path, rule = tmp_path / "rule.npz", UpdateRule(units=4, embedding=3, predictions=3)
-    path.write_bytes(encode_rule(rule, rule.init(jax.random.key(0)), {}))
-    agent = lpg_student(rule, TorsoNetwork(MLP((4,))), rule_file=str(path))
-    driver = AnakinConfig(4, 4, 1)
-    experiment = Experiment(agent=agent, environment="catch", driver=driver, frames=16)
-    check_agent(build(experiment)[0])
-    path.write_bytes(
-        encode_rule(UpdateRule(5, 3, 3), UpdateRule(5, 3, 3).init(jax.random.key(0)), {})
-    )
-    with pytest.raises(ConfigError, match="but the agent expects"):
-        build(experiment)
-    path.unlink()
-    with pytest.raises(ConfigError, match="which cannot be read: No such file"):
-        build(experiment)
-    with pytest.raises(ConfigError, match="LPGStudent has no rule: give `build` a Context"):
-        agent.build(make("catch").spec)
-
-
 def test_a_run_under_a_rule_keeps_the_digest_of_its_file(tmp_path):
     path, rule = tmp_path / "rule.npz", UpdateRule(units=4, embedding=3, predictions=3)
     path.write_bytes(encode_rule(rule, rule.init(jax.random.key(0)), {}))
@@ -502,16 +442,3 @@ def test_a_run_under_a_rule_keeps_the_digest_of_its_file(tmp_path):
     path.write_bytes(encode_rule(rule, rule.init(jax.random.key(1)), {}))
     with pytest.raises(ConfigError, match="is not the file that the run began with"):
         build(from_json(kept))
-
-
-def test_any_recipe_can_be_taught_by_a_rule(tmp_path):
-    path, rule = tmp_path / "rule.npz", UpdateRule(units=4, embedding=3, predictions=3)
-    path.write_bytes(encode_rule(rule, rule.init(jax.random.key(0)), {}))
-    made = recipes.with_update_rule(recipes.find("catch"), str(path))
-    assert (made.recipe, made.environment) == ("catch_under_rule", "catch")
-    assert made.agent.network == recipes.find("catch").agent.network
-    assert made.agent.rule == rule
-    assert made.agent.learning_rate == recipes.find("catch").agent.learning_rate
-    tables = recipes.with_update_rule(recipes.find("worlds_a2c"), str(path)).agent
-    assert (tables.learning_rate, tables.optimizer) == (40.0, "sgd")
-    assert lpg_student(rule, Table(), learning_rate=3.0).learning_rate == 3.0

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import threading
+import types
 from functools import partial
 
 import jax
