@@ -131,12 +131,6 @@ def test_flags_on_which_others_depend(arguments, values, others):
     assert take_values(arguments, {"update_rule": str, "driver": str}) == (values, others)
 
 
-
-
-
-
-
-
 @pytest.mark.figure(17)
 @pytest.mark.usefixtures("nothing_listens")
 def test_doctor_finds_that_everything_works():
@@ -198,8 +192,6 @@ def test_a_module_in_the_working_directory_is_found_only_where_a_flag_names_one(
     (tmp_path / "maze_of_mine.py").touch()
     find_recipe(recipe, flags)
     assert (importlib.util.find_spec("maze_of_mine") is not None) == found
-
-
 
 
 COMPLETIONS = [

@@ -131,7 +131,3 @@ def test_kernels_of_a_gpu_sum_in_a_fixed_order_unless_the_user_says_otherwise(
         expected = expected and expected.replace(name, setting)
     assert os.environ.get("XLA_FLAGS") == expected
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # also what was set without monkeypatch
-
-
-
-

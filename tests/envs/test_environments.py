@@ -498,5 +498,3 @@ def test_hidden_components_are_all_that_is_missing() -> None:
     for hide, shown in (("0+2", [1]), ("1-2", [0]), ("1+2-2", [0])):
         other = make(f"partial:pendulum,hide={hide}")
         np.testing.assert_array_equal(np.setdiff1d(np.arange(3), other.hidden), shown)
-
-

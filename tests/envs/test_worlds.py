@@ -312,8 +312,6 @@ def test_as_many_states_as_the_largest_world_has(name: str, states: int) -> None
     assert leaf == ArraySpec((), np.int32, num_values=states)
 
 
-
-
 def test_one_layout_for_all_copies() -> None:
     def world(layout: int) -> World:
         env = make(f"worlds:dense+small,layout={layout}")

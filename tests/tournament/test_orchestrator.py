@@ -611,8 +611,6 @@ def test_a_tournament_that_was_killed_before_its_first_line_may_begin(
         command_line.tournament(arguments)
 
 
-
-
 @pytest.mark.figure(16)
 @pytest.mark.parametrize(
     "changes",

@@ -12,21 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from off_policy import BOXED, PRIORITIZED, REPLAY, drawn
-from walk import ACTIONS, begin, built, close, learn, methods_of, slow
+from walk import begin, built, close, learn, methods_of, slow
 
-from podracer.agents.common.normalization import reward_scale
-from podracer.agents.continuous.learning import ScaledReplay
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
 from podracer.devices.reductions import global_grad
-from podracer.errors import ConfigError
-from podracer.networks import Head
 from podracer.ops.action_values import Atoms
 from podracer.ops.distributions import SquashedNormal
 from podracer.replay import Replay
 from podracer.schedules import Linear
 from podracer.testing.contract import check_contract
 from podracer.testing.parity import check_parity
-from podracer.types import ArraySpec
 from podracer_agents.batch_norm import WARMUP_BATCHES, BatchNorm
 from podracer_agents.networks import NormalizedMLP
 from podracer_agents.sac import crossq, flash_sac, simbav2
@@ -353,57 +348,6 @@ def test_simbav2_has_the_losses_of_its_paper():
     np.testing.assert_allclose(metrics["actor_loss"].value, expected, 1e-5, 1e-6)
 
 
-@pytest.mark.slow
-def test_weights_return_to_the_unit_sphere():
-    """After each step, also of another agent's optimizer; targets are averages and lie inside."""
-    agent, env = agent_and_env("simbav2", learning_rate=0.1, target_update_rate=0.5)
-    state, trajectory = begin(agent, env)
-    new, _ = learn(agent, state, trajectory)
-
-    def norms(tree: Any) -> list[np.ndarray]:
-        is_unit = lambda x: isinstance(x, UnitLinear)  # noqa: E731
-        layers = [x for x in jax.tree.leaves(tree, is_leaf=is_unit) if is_unit(x)]
-        assert len(layers) > 8
-        return [np.linalg.norm(layer.weight, axis=0) for layer in layers]
-
-    for norm in (*norms(state.shared.params), *norms(new.shared.params)):
-        np.testing.assert_allclose(norm, 1.0, 1e-5)
-    assert any((norm < 0.999).any() for norm in norms(new.shared.target_params))
-
-
-@pytest.mark.slow
-def test_rewards_are_divided_by_the_deviation_or_the_largest_of_returns():
-    """The discounted sums of an environment's rewards, across rollouts, and none past an end."""
-    agent, env = agent_and_env("simbav2", discount=0.9)
-    state, trajectory = begin(agent, env)
-    new, _ = learn(agent, state, trajectory)
-    new, _ = learn(agent, new, trajectory)
-    following, valid = trajectory.next_timesteps(), np.asarray(trajectory.valid())
-    reward, ends = (
-        np.asarray(following.reward),
-        np.asarray(following.last | (following.discount == 0)),
-    )
-    sums, total = [], np.zeros(reward.shape[1])
-    for _ in range(2):
-        for t in range(len(reward)):
-            total = reward[t] + 0.9 * total
-            sums += list(total[valid[t]])
-            total = np.where(ends[t], 0.0, total)
-    returns = new.shared.returns
-    np.testing.assert_allclose(returns.moments.variance, np.var(sums), 1e-5)
-    np.testing.assert_allclose(returns.largest, np.abs(sums).max(), 1e-6)
-    assert isinstance(new.local, ScaledReplay)
-    np.testing.assert_allclose(new.local.reward_sums, total, 1e-5, 1e-6)
-    np.testing.assert_allclose(reward_scale(returns, 5.0), np.std(sums), 1e-5)
-    np.testing.assert_allclose(reward_scale(returns, 0.5), np.abs(sums).max() / 0.5, 1e-6)
-
-    methods = methods_of(agent)
-    sample = methods.learner.buffer.sample(new.local.replay, jax.random.key(1), 8)
-    raw = methods.learner.transition(sample, new.shared.obs_moments)
-    scaled = methods.learner.transition(sample, new.shared.obs_moments, returns)
-    np.testing.assert_allclose(scaled.n_step_return * np.std(sums), raw.n_step_return, 1e-4, 1e-6)
-
-
 # --- FlashSAC ------------------------------------------------------------------------------------
 
 
@@ -478,30 +422,6 @@ def test_weights_and_scales_of_flash_sac_return_to_their_norms():
         vectors = [layer.scale, *([layer.shift] if isinstance(layer, BatchNorm) else [])]
         square = sum(np.sum(np.square(x)) for x in vectors)
         np.testing.assert_allclose(square, layer.scale.size, 1e-5)
-
-
-@pytest.mark.slow
-def test_target_critics_of_flash_sac_are_averages():
-    agent, env = agent_and_env("flash_sac", policy_period=1)
-    state, trajectory = begin(agent, env)
-    new, _ = learn(agent, state, trajectory)
-    old, now = state.shared.params.critics, new.shared.params.critics
-    mixed = jax.tree.map(lambda a, b: 0.99 * a + 0.01 * b, old, now)
-    close(new.shared.target_params, mixed, atol=1e-6)
-
-
-def test_settings_that_do_not_fit_are_refused():
-    with pytest.raises(ConfigError, match="spherical MLP needs one hidden layer"):
-        NormalizedMLP((8, 8), spherical=True)
-    with pytest.raises(ConfigError, match="choose batch_norm, spherical or both"):
-        NormalizedMLP((8,))
-    network = NormalizedMLP((8,), spherical=True)
-    with pytest.raises(ConfigError, match="NormalizedMLP has no noisy heads"):
-        network.build(ArraySpec((2,)), {"q": Head(2, noisy=True)})
-    with pytest.raises(ConfigError, match="no one-hot vectors"):
-        network.build(ArraySpec((), np.int32, num_values=3), {"q": Head(2)})
-    with pytest.raises(ConfigError, match="needs continuous actions"):
-        SETTINGS["crossq"].build(dataclasses.replace(BOXED.spec, action=ACTIONS))
 
 
 # --- what every agent must do ---------------------------------------------------------------------

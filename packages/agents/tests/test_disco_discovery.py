@@ -14,25 +14,16 @@ import numpy as np
 import pytest
 from agents import blueprint
 from jax.flatten_util import ravel_pytree
-from runs import anakin_setup, resumed_and_whole, train_anakin
 from walk import close, doubled
 
-import podracer
-from podracer import recipes
 from podracer.agent import Context
 from podracer.agents.rules.disco import Disco
 from podracer.agents.rules.disco.rule_file import decode_rule, is_disco_rule
 from podracer.agents.rules.disco.student import DiscoState, StudentState, build_optimizer
 from podracer.agents.rules.lifetimes import Experience, group_by_lifetime, to_rollout, to_rollouts
 from podracer.agents.rules.meta_training import MetaBatch
-from podracer.checks import check_agent
-from podracer.config.experiment import Experiment
-from podracer.drivers.anakin import Anakin, AnakinConfig
-from podracer.drivers.progress import Orders
 from podracer.environment import TaskGroups
-from podracer.envs import make
-from podracer.errors import ConfigError
-from podracer.networks import MLP, Table, TorsoNetwork
+from podracer.networks import Table
 from podracer.replay import Sample
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
 from podracer_agents.disco_discovery import DiscoDiscovery
@@ -59,7 +50,6 @@ SPEC = EnvironmentSpec(
     extension=TaskGroups(ENVS, 100, ("one", "two")),
 )
 AGENT: Any = blueprint(SMALL, SPEC, T).build().init.__self__  # type: ignore[attr-defined]
-WORLDS = f"lifetimes:worlds:small+chain_short,envs={ENVS},steps=40"
 
 
 def random_experience(key: jax.Array, *lead: int) -> Experience:
@@ -247,98 +237,3 @@ def test_a_new_rule_comes_back_from_its_file():
     close(decode_rule(content, "a file"), rule, atol=1e-6)
     again = encode_rule(decode_rule(content, "a file"))
     close(decode_rule(again, "a file"), decode_rule(content, "a file"), atol=1e-6)
-
-
-# --- runs ----------------------------------------------------------------------------------------
-
-
-def test_what_cannot_be_is_refused_before_any_compile():
-    with pytest.raises(ConfigError, match='take `environment="lifetimes:catch"`'):
-        check_agent(blueprint(SMALL, make("catch").spec, T))
-    memory = dataclasses.replace(SMALL, network=TorsoNetwork(MLP((4,)), memory="gru"))
-    with pytest.raises(ConfigError, match="need a feed-forward network"):
-        check_agent(blueprint(memory, make("lifetimes:catch,envs=2").spec, T))
-
-
-DRIVER = AnakinConfig(4 * ENVS, T, 1)
-
-
-@pytest.mark.slow
-def test_students_learn_at_once_and_the_rule_when_its_window_is_full():
-    """A window of one rollout, as a longer one takes longer to compile."""
-    agent = dataclasses.replace(SMALL, inner_updates=1)
-    driver = Anakin(agent, make(WORLDS), DRIVER, jax.devices()[:1])
-    state = driver.init(jax.random.key(7))
-    states = [jax.tree.map(np.array, state.learner)]
-    progress = driver.run(state, Orders(2, lambda _: True))
-    states += [jax.device_get(p.state.learner) for p in progress]
-    assert [state.shared.num_rollouts for state in states] == [0, 1, 1]
-
-    def changes(part: Any) -> list[bool]:
-        flat = [ravel_pytree(part(state))[0] for state in states]
-        assert np.isfinite(flat).all()
-        return [bool((a != b).any()) for a, b in itertools.pairwise(flat)]
-
-    assert changes(lambda state: state.local.students.params) == [True, True]
-    assert changes(lambda state: state.shared.rule) == [False, True]
-
-
-@pytest.mark.slow
-def test_the_number_of_devices_changes_nothing():
-    """Students, critics, and the moments of the rule's gradients, until a lifetime ends.
-
-    The rule itself does not move: steps of Adam along gradients that are nearly 0 show rounding.
-    """
-    agent = dataclasses.replace(SMALL, learning_rate=0.0, student_learning_rate=1e-3)
-    long = WORLDS.replace("steps=40", "steps=4000")
-
-    def trained(devices: int) -> Any:
-        setup = anakin_setup(agent, long, devices=devices, **dataclasses.asdict(DRIVER))
-        return train_anakin(*setup, 4)[0].learner
-
-    one, two = trained(1), trained(2)
-    assert not one.local.lifetime.any()
-    assert not two.local.lifetime.any()
-    for name in ("students", "critics", "window"):
-        close(getattr(two.local, name), getattr(one.local, name), atol=1e-4)
-    moments, expected = (ravel_pytree(x.shared.optimizer_state[1].mu)[0] for x in (two, one))
-    assert np.abs(expected).max() > 1e-6
-    np.testing.assert_allclose(moments, expected, rtol=1e-2, atol=1e-3 * np.abs(expected).max())
-    close(two.shared.metrics, one.shared.metrics, atol=1e-5, rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_resumed_equals_uninterrupted_and_the_rule_trains_others(tmp_path, capsys):
-    """In the middle of a window and of lifetimes; then the rule, as a file, makes a `Disco`."""
-    experiment = Experiment(
-        recipe="test",
-        environment=WORLDS,
-        agent=SMALL,
-        driver=DRIVER,
-        frames=12 * DRIVER.steps_per_update,
-        evaluations=0,
-        devices=1,
-    )
-    _, whole = resumed_and_whole(experiment, tmp_path, frames=experiment.frames // 4)
-
-    from podracer.cli import main as cli
-
-    with pytest.raises(SystemExit) as leaving:
-        cli.main(["rule", str(whole)])
-    assert leaving.value.code == 0
-    assert "rule.npz" in capsys.readouterr().out
-    _, state = podracer.load(whole)
-    rule = decode_rule((whole / "rule.npz").read_bytes(), "rule.npz")
-    close(rule, state.shared.rule, atol=1e-6)
-
-    made = recipes.with_update_rule(recipes.find("worlds_a2c"), str(whole / "rule.npz"))
-    assert isinstance(made.agent, Disco)
-    replay = dataclasses.replace(made.agent.replay, capacity=1280, batch_size=4, warmup=20)
-    agent = dataclasses.replace(made.agent, replay=replay, support_size=5, model_size=4)
-    student = dataclasses.replace(
-        made, agent=agent, driver=AnakinConfig(4, 20, 1), frames=320, evaluations=0, devices=1
-    )
-    result = podracer.train(student, run_dir=tmp_path / "student")
-    assert result.metrics["gradient_norm"] > 0
-    _, after = podracer.load(tmp_path / "student")
-    close(after.shared.rule, rule, atol=0)

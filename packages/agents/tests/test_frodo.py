@@ -8,45 +8,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from agents import ADAM, COMMON, RECURRENT, RECURRENT_TANH, SMALL
+from agents import RECURRENT, SMALL
 from jax.flatten_util import ravel_pytree
-from programs import request
 from walk import (
-    WALK,
     B,
     T,
     begin,
     built,
     close,
     doubled,
-    fresh,
     learn,
     meta_gradient,
     methods_of,
     network,
     slow,
     trained,
-    values_of,
     with_rewards,
 )
 
-from podracer.agent import Blueprint, Context
 from podracer.agents.common.actor_critic import ActorCritic
-from podracer.agents.common.optimizers import CountedState, Optimizer
+from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.impala import Impala
-from podracer.devices.mesh import find_devices, make_mesh
-from podracer.drivers.anakin import Anakin, AnakinConfig, make_chunk
-from podracer.drivers.state import TrainState, abstract_state
-from podracer.envs.probes import PROBES
-from podracer.errors import ConfigError
-from podracer.schedules import Linear
 from podracer.testing.contract import check_greedy
 from podracer.testing.parity import check_parity
-from podracer.testing.probes import train
 from podracer.testing.reset_steps import check_reset_steps
-from podracer.types import LearnerState, Metrics, Trajectory
+from podracer.types import LearnerState, Trajectory
 from podracer_agents.frodo import Frodo, split_environments
 
 
@@ -122,33 +109,6 @@ def test_each_environment_is_held_out_in_turn():
     assert sorted(np.concatenate(held_out).tolist()) == list(range(B))
 
 
-def test_environments_that_cannot_be_divided_are_refused():
-    with pytest.raises(ConfigError, match=r"inner_updates \+ 1 = 4 parts, but there are 6"):
-        fresh(built(make(inner_updates=3)))
-
-
-def test_an_entropy_cost_falls_to_zero_in_both_losses():
-    settings = make(entropy_cost=Linear(0.5, 0.0, frames=B * T), consistency_cost=0.0)
-    agent = built(settings)
-    methods = methods_of(agent)
-    state, trajectory = begin(agent)
-
-    @jax.jit
-    def losses(frames: jax.Array) -> list[tuple[jax.Array, Metrics]]:
-        old = state.shared
-        learner = CountedState(old.params, old.optimizer_state, frames)
-        _, inner = methods.inner_update(None, old.metaparams, learner, trajectory)
-        _, metrics = methods.outer_loss(trajectory, old.metaparams, learner, inner)
-        _, outer = vtrace_loss(settings, methods.model, old.params, trajectory, frames)
-        pairs = [(inner["loss"], inner), (metrics["outer_loss"], outer)]
-        return [(loss.value, values_of(parts)) for loss, parts in pairs]
-
-    for frames, cost in ((0, 0.5), (B * T // 2, 0.25), (B * T, 0.0)):
-        for loss, metrics in losses(jnp.uint32(frames)):
-            parts = metrics["policy_loss"] + settings.value_cost * metrics["value_loss"]
-            close(loss, parts - cost * metrics["entropy"])
-
-
 def vtrace_loss(settings: Frodo, model: ActorCritic, *arguments: Any) -> Any:
     """IMPALA's loss, with the settings of the outer one."""
     names = ("discount", "value_cost", "entropy_cost")
@@ -189,26 +149,6 @@ def test_the_metaparameters_follow_the_outer_loss():
         np.testing.assert_allclose(got[some], expected, rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.parametrize("devices", [slow(2), slow(4)])
-def test_shards_learn_as_one_device_learns(devices):
-    """The parts of all shards are those of one device, and so are both gradients."""
-    agent = Blueprint(make(inner_updates=1), WALK.spec, Context(T))
-
-    def updated(devices: int) -> tuple[TrainState, Any]:
-        mesh, config = make_mesh(find_devices(devices)), AnakinConfig(16, T, 1)
-        state = Anakin(agent, WALK, config, find_devices(1)).init(jax.random.key(0))
-        like = abstract_state(agent, WALK, mesh, config)
-        state = jax.device_put(state, jax.tree.map(lambda x: x.sharding, like))
-        return make_chunk(WALK, mesh, config)(agent, state, request(devices))
-
-    (one, one_metrics), (many, many_metrics) = updated(1), updated(devices)
-    one, many = jax.device_get((one.learner, many.learner))
-    close(many.shared.params, one.shared.params, atol=1e-5)
-    gradients = [meta_gradient(x) for x in (many, one)]
-    close(*gradients, atol=1e-4 * float(optax.tree.norm(gradients[1])), rtol=1e-3)
-    close(many_metrics["mean"], one_metrics["mean"], atol=1e-5, rtol=1e-3)
-
-
 # --- what every agent must do ---------------------------------------------------------------------
 
 FRODO = Frodo(network=SMALL, inner_updates=1, units=8)
@@ -230,14 +170,3 @@ def test_lock_step_equals_anakin_to_the_bit(memory, learners):
 def test_steps_that_only_reset_change_no_metric(length):
     """The losses divide by all steps on purpose."""
     check_reset_steps(FRODO, length, of_all_steps=("gradient_norm", "outer", "inconsistency"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("probe", ["action", "policy", "multidiscrete", "memory"])
-def test_actions_for_values_of_its_own(probe):
-    """FRODO discovers what its values predict, so only its actions are known."""
-    agent = Frodo(**COMMON, **ADAM, entropy_cost=0.003, units=16)
-    if probe == "memory":
-        agent = dataclasses.replace(agent, network=RECURRENT_TANH)
-    _, _, episode_return = train(agent, f"probe:{probe}", updates=300)
-    assert episode_return > PROBES[probe].best_return - 0.1

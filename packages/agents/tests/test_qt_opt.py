@@ -14,7 +14,6 @@ from walk import BOX, B, Walk, built, close, doubled, methods_of, network, slow
 
 from podracer.agents.common.off_policy import Transition
 from podracer.environment import auto_reset
-from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms, Quantiles
 from podracer.replay import Replay
@@ -85,12 +84,6 @@ def test_targets_take_the_smallest_value_at_the_best_action_of_the_first_critic(
     target = 2 + 0.5 * q_values(target_critics, -observations, best).min(0)
     errors = q_values(critics, observations, action) - target[None]
     np.testing.assert_allclose(loss.value, 0.5 * np.square(errors).sum(0).mean(), rtol=1e-4)
-
-
-def test_a_recurrent_network_is_refused():
-    network = dataclasses.replace(NETWORK, memory="gru")
-    with pytest.raises(ConfigError, match="needs a feed-forward network"):
-        dataclasses.replace(SETTINGS, network=network).build(SPEC)
 
 
 # --- what every agent must do ---------------------------------------------------------------------

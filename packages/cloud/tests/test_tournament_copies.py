@@ -13,7 +13,6 @@ import json
 import random
 import shutil
 import threading
-import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -46,9 +45,8 @@ from podracer_cloud import store as stores
 from podracer_cloud import tournaments as tournament_copies
 from podracer_cloud.addresses import restore
 from podracer_cloud.contents import Contents
-from podracer_cloud.lease import Lease, LeaseLostError
+from podracer_cloud.lease import Lease
 from podracer_cloud.mirror import Mirror
-from podracer_cloud.runs import RunCopy
 from podracer_cloud.store import open_store
 from podracer_cloud.tournaments import TournamentCopy
 
@@ -364,16 +362,6 @@ def test_two_machines_that_went_on_from_one_copy_have_different_tournaments(addr
     check_accounts(behind, TOURNAMENT)
 
 
-def test_an_address_holds_one_tournament_or_run(address, tmp_path):
-    assert run_tournament(TOURNAMENT, tmp_path / "first", attach=[f"mirror:{address}"]) == 0
-    with pytest.raises(ConfigError, match="holds another tournament: choose another address"):
-        run_tournament(TOURNAMENT, tmp_path / "second", attach=[f"mirror:{address}"])
-    assert not (tmp_path / "second").exists()
-    (tmp_path / "run").mkdir()
-    with pytest.raises(ConfigError, match="holds another tournament"):
-        Mirror(tmp_path / "run", address, RunCopy, new=True).__enter__()
-
-
 @pytest.mark.figure(26)
 @pytest.mark.slow
 def test_damage_of_an_entry_in_the_store_is_found(address, tmp_path, cases):
@@ -433,38 +421,6 @@ def test_a_log_in_a_store_leads_nowhere_else(address, tmp_path):
     with pytest.raises(CheckpointError, match="cannot be the checkpoint of a round"):
         bring(address, tmp_path / "deep" / "other")
     assert not list(tmp_path.rglob("escaped"))
-
-
-def test_a_mirror_of_a_tournament_speaks_of_a_tournament(
-    address, tmp_path, monkeypatch, caplog, capsys
-):
-    store, reports = open_store(address, writes=True), list[str]()
-    first, second = (Lease(store, address, holder, TournamentCopy.kind) for holder in "ab")
-    first.claim(ignore, ignore)
-    with pytest.raises(ConfigError, match="wait for that tournament to end"):
-        second.claim(lambda _: (time.sleep(0.01), first.beat()), reports.append)
-    assert "this tournament takes over in" in reports[0]
-    monkeypatch.setattr(Lease, "EXPIRY_SECONDS", 0.0)
-    second.claim(ignore, ignore)
-    with pytest.raises(LeaseLostError, match="this tournament goes on without it"):
-        first.check()
-    second.release()
-
-    def fault(operation, name, call):
-        if "/log/" in name and operation == "put":
-            raise TimeoutError("too slow")
-        return call()
-
-    lost = Store(store, fault)
-    monkeypatch.setattr(mirror, "open_store", lambda *_, **__: lost)
-    monkeypatch.setattr(mirror, "CLOSE_SECONDS", 0.1)
-    assert run_tournament(TOURNAMENT, tmp_path / "first", attach=[f"mirror:{address}"]) == 0
-    assert f"the tournament cannot be copied to {address}: too slow; it goes on" in caplog.text
-    assert "behind the tournament" in capsys.readouterr().err
-    shutil.rmtree(tmp_path / "store")
-    (tmp_path / "store").mkdir()
-    bring(address, tmp_path / "first", reports.append)
-    assert reports[-1].endswith(f"The tournament in {tmp_path / 'first'} goes on.")
 
 
 def test_a_slow_store_keeps_what_it_copies_and_delays_nobody(address, tmp_path, monkeypatch):

@@ -10,31 +10,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import onnx
 import pytest
-from agents import AGENTS, CONTINUOUS, RECURRENT, blueprint, environment_for
+from agents import AGENTS, CONTINUOUS, blueprint, environment_for
 from jax import lax
 from lucky import LUCKY
 from walk import BOX, WALK, Walk
 
 import podracer
-from podracer.agents.dqn import DQN
-from podracer.agents.ppo import PPO
 from podracer.cli.main import main
 from podracer.envs import make
-from podracer.envs.catch import Catch
 from podracer.errors import ConfigError, PodracerError
 from podracer.io import text
-from podracer.networks import CNN, MLP, ResNet, Table, TorsoNetwork
 from podracer.ops.convolution import convolution
-from podracer.types import (
-    ACTION_MASK,
-    ArraySpec,
-    Discrete,
-    EnvironmentSpec,
-    LearnerState,
-    MultiDiscrete,
-)
+from podracer.types import ArraySpec, EnvironmentSpec, LearnerState
 from podracer_deploy import export_policy
 from podracer_deploy.export import files
 from podracer_deploy.export.decision import Decision, make_decision
@@ -241,47 +229,9 @@ def test_an_operator_computes_what_lax_does(name, computed):
     np.testing.assert_allclose(first, expected[:1], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_operators_agree_for_more_numbers(seed):
-    decision = decision_of(OPERATIONS)
-    x = draw(1 + seed % 5, seed)
-    result = onnx_runner(to_onnx(decision, {}))(x)
-    for name, expected in jax.device_get(jax.jit(decision)(x)).items():
-        np.testing.assert_allclose(result[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
-
-
 def test_an_unknown_primitive_is_named():
     with pytest.raises(ConfigError, match=r"no operator for 'cummax', .* `format=stablehlo`"):
         to_onnx(decision_of({"cummax": lambda a: lax.cummax(a["x"])}), {})
-
-
-@pytest.mark.parametrize(
-    ("space", "actions"),
-    [
-        (Discrete(3), {"num_actions": 3}),
-        (Discrete(3, start=2), {"num_actions": 3, "start": 2}),
-        (MultiDiscrete((2, 3), (0, 1)), {"num_actions": (2, 3), "start": (0, 1)}),
-        (BOX, {"low": (-1.0, 0.0), "high": (1.0, 2.0)}),
-    ],
-)
-def test_a_file_names_its_actions(space, actions):
-    spec = EnvironmentSpec("e", ArraySpec((2,)), space)
-    assert files.describe(decision_of({}), spec)["actions"] == actions
-
-
-def gamma(a):
-    return jax.random.gamma(jax.random.wrap_key_data(a["w"][:2]), 2.0)
-
-
-@pytest.mark.parametrize(
-    "operation",
-    [lambda a: a["p"] ** 2, lambda a: jnp.sort(a["b"], axis=1), gamma],
-    ids=["power of pixels", "sort of bools", "gamma"],
-)
-def test_what_onnx_has_for_other_numbers_alone_is_refused(operation):
-    with pytest.raises(ConfigError, match=r"ONNX .* take `format=stablehlo`"):
-        to_onnx(decision_of({"result": operation}), {})
 
 
 # --- agents --------------------------------------------------------------------------------------
@@ -363,87 +313,11 @@ def test_a_file_takes_the_part_of_an_observation_that_is_for_the_actor():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampled", [False, True])
-def test_several_actions_at_once(sampled):
-    """Also from a specification alone, with masks of all components."""
-    space = MultiDiscrete((3, 2, 4), start=(0, 5, -2))
-    decision = proof_of(AGENTS["ppo"], Walk(space), sampled=sampled)
-    assert decision.outputs["action"] == ArraySpec((3,), np.int32)
-    assert "scores" not in decision.outputs
-    masked = {"x": ArraySpec((2,)), ACTION_MASK: ArraySpec((9,), np.bool_)}
-    proof_of(AGENTS["ppo-gru"], Hosts(EnvironmentSpec("m", masked, space)), sampled=sampled)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
 def test_stablehlo_holds_every_agent(name):
     decision = proof_of(AGENTS[name], make(environment_for(name)), format="stablehlo")
     is_discrete = name not in (*CONTINUOUS, "ppo-multidiscrete")
     assert ("scores" in decision.outputs) == (is_discrete and name not in SEARCHERS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SEARCHERS)
-def test_onnx_refuses_a_search(name):
-    agent, state = build(AGENTS[name], make(environment_for(name)).spec)
-    with pytest.raises(ConfigError, match="ONNX"):
-        to_onnx(make_decision(agent, state), {})
-
-
-@pytest.mark.slow
-def test_onnx_refuses_bfloat16_and_stablehlo_takes_it():
-    agent = PPO(network=TorsoNetwork(MLP((16,)), compute_dtype="bfloat16"))
-    with pytest.raises(ConfigError, match="16 bits"):
-        proof_of(agent, WALK)
-    proof_of(agent, WALK, format="stablehlo")
-
-
-MASKED = {"board": ArraySpec((5, 6, 2), np.uint8, scaled=False), ACTION_MASK: ArraySpec((3,), bool)}
-LSTM = TorsoNetwork(MLP((8,)), shared=False, memory="lstm", memory_size=5)
-NETWORKS = {
-    "masks and images": (CNN((4,), (3,), (2,), (8,), "silu"), MASKED),
-    "stacked frames": (
-        ResNet((4, 4), blocks=1, hidden=8), ArraySpec((9, 8, 4), np.uint8, frame_stack=True)
-    ),
-    "many residual blocks": (
-        ResNet((4,), blocks=3, hidden=8, layer_norm=True), ArraySpec((6, 6, 2), np.uint8)
-    ),
-    "one-hot": (MLP((8,)), ArraySpec((), np.int32, num_values=7, start=-3)),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
-def test_observations_and_networks_of_all_kinds(name):
-    torso, observation = NETWORKS[name]
-    spec = EnvironmentSpec(name, observation, Discrete(3, start=2))
-    decision = proof_of(PPO(network=TorsoNetwork(torso)), Hosts(spec))
-    expected = {f"observation.{x}" for x in MASKED} if name == "masks and images" else {
-        "observation"
-    }  # fmt: skip
-    assert set(decision.inputs) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("agent", [PPO(network=LSTM), DQN(network=Table())])
-def test_separate_memories_and_tables(agent):
-    observation = ArraySpec((), np.int32, num_values=7)
-    proof_of(agent, Hosts(EnvironmentSpec("states", observation, Discrete(3))))
-
-
-@pytest.mark.slow
-def test_memory_goes_from_call_to_call_and_first_forgets_it():
-    agent, state = build(PPO(network=RECURRENT), WALK.spec)
-    decision = make_decision(agent, state)
-    runner = onnx_runner(to_onnx(decision, {}))
-    arrays = {"observation": np.ones((2, 2), np.float32), "first": np.array([True, False])}
-    memory = {name: np.ones((2, *x.shape), x.dtype) for name, x in decision.initial_memory.items()}
-    outputs = runner(arrays | memory)
-    assert set(memory) == {"memory.shared"}
-    new_memory = outputs["next_memory.shared"]
-    assert np.abs(new_memory[0] - new_memory[1]).max() > 0.01
-    fresh = runner(arrays | {name: np.zeros_like(x) for name, x in memory.items()})
-    np.testing.assert_array_equal(fresh["next_memory.shared"][0], new_memory[0])
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -462,34 +336,6 @@ def command(capsys, *arguments):
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_file_that_says_what_it_is(run, capsys):
-    code, out, _ = command(capsys, run)
-    assert code == 0
-    assert "0 actions differ" in out
-    model = onnx.load(run / "policy.onnx")
-    about = {entry.key: entry.value for entry in model.metadata_props}
-    assert about["recipe"] == "catch_a2c"
-    assert about["environment"] == "catch"
-    assert about["policy"] == "greedy"
-    assert json.loads(about["inputs"]) == {
-        "observation": {"dtype": "float32", "shape": ["B", 10, 5]}
-    }
-    assert len(about["run"]) > 8
-    assert len(about["experiment"]) == 64
-    assert about["frames"] == "2048"
-
-
-@pytest.mark.slow
-def test_steps_that_only_reset_are_no_frames_of_an_export(experiment, tmp_path):
-    """Each 200 steps of Pendulum are followed by one that resets."""
-    fields = {"environment": "pendulum", "frames": 16 * 230}
-    result = podracer.train(experiment, run_dir=tmp_path / "run", **fields)
-    frames = result.metrics["frames"]
-    assert frames < result.metrics["updates"] * 16 * 8
-    assert export_policy(result.run_dir, format="stablehlo").metadata["frames"] == frames
-
-
-@pytest.mark.slow
 def test_stablehlo_is_read_by_jax(run, capsys, tmp_path):
     path = tmp_path / "p.stablehlo"
     code, out, _ = command(capsys, run, "--format", "stablehlo", "--out", path, "--json")
@@ -499,11 +345,6 @@ def test_stablehlo_is_read_by_jax(run, capsys, tmp_path):
     outputs = exported.call({"observation": jnp.zeros((5, 10, 5))})
     assert outputs["action"].shape == (5,)
     assert json.loads((tmp_path / "p.stablehlo.json").read_text())["platforms"]
-
-
-def test_a_file_of_another_suffix_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"policy\.txt must end in \.onnx\."):
-        export_policy(tmp_path, tmp_path / "policy.txt")
 
 
 @pytest.mark.slow
@@ -518,21 +359,6 @@ def test_a_file_that_decides_otherwise_is_not_written(run, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == [run]
 
 
-def test_a_policy_is_exported_in_another_environment(run, tmp_path):
-    path = tmp_path / "p.stablehlo"
-    observations = np.random.default_rng(0).normal(size=(50, 10, 5)).astype(np.float32)
-    export = export_policy(run, path, format="stablehlo", environment=Renamed())
-    assert export.metadata["environment"] == "Renamed"
-    (name,) = export.inputs
-    actions = stablehlo_runner(path.read_bytes())({name: observations})["action"]
-    assert np.array_equal(actions, podracer.load_policy(run)(observations))
-    assert len(np.unique(actions)) > 1
-
-
-class Renamed(Catch):
-    """Catch by another name."""
-
-
 def test_a_run_is_exported_from_its_address(experiment, tmp_path, monkeypatch, capsys):
     pytest.importorskip("podracer_cloud", reason="the package is not installed")
     address = f"file://{tmp_path / 'store' / 'run'}"
@@ -545,38 +371,6 @@ def test_a_run_is_exported_from_its_address(experiment, tmp_path, monkeypatch, c
     assert sorted(path.name for path in Path().iterdir()) == [
         "policy.stablehlo", "policy.stablehlo.json"
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("nowhere", "nowhere holds no run"),
-        ("nowhere --out s3://bucket/p.onnx", "is an address, but files are kept in directories"),
-        ("RUN --out RUN/config.json", "config.json must end in .onnx"),
-        ("RUN --environment cartpole", "--environment repeats that name, and cannot be 'cartpole'"),
-    ],
-)
-def test_a_mistake_is_a_sentence_and_nothing_is_written(
-    arguments, words, run, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    code, _, error = command(capsys, *arguments.replace("RUN", str(run)).split())
-    assert (code, error.count("\n")) == (78, 1)
-    assert words in error
-    assert list(tmp_path.iterdir()) == [run]
-
-
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("~/none", "{home}/none holds no run"),
-        ("~nosuchuser/x", "no home directory for '~nosuchuser/x': write the path without '~'"),
-    ],
-)
-def test_a_tilde_is_a_home_directory(path, words, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match=words.format(home=tmp_path)):
-        export_policy(path, format="stablehlo")
 
 
 def test_a_file_holds_no_secret_of_the_run(tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import shlex
 import shutil
 import socket
 import threading
@@ -13,24 +12,19 @@ import urllib.request
 from contextlib import closing
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import AGENTS, blueprint
-from models import promote, record, rollback
+from models import promote, rollback
 from walk import Walk
 
 import podracer
-from podracer.cli.main import main
-from podracer.drivers.population import Pod
-from podracer.errors import CheckpointError, ConfigError
+from podracer.errors import CheckpointError
 from podracer.io.seal import seal
 from podracer.policy import Policy
 from podracer.run.loading import reopen
-from podracer.types import ArraySpec, Discrete
+from podracer.types import Discrete
 from podracer_deploy.commands import listen
-from podracer_deploy.serve import server as servers
-from podracer_deploy.serve.arrays import arrays_of
 from podracer_deploy.serve.server import make_server
 from podracer_deploy.serve.service import Model, RequestError, Service, load_model
 
@@ -79,17 +73,6 @@ def test_sessions_remember_apart_from_each_other(recurrent):
                 assert recurrent.act(request)["action"] == int(expected[i](x)), (episode, step)
 
 
-def test_sessions_are_remembered_up_to_a_number_of_observations(recurrent, monkeypatch):
-    monkeypatch.setattr("podracer_deploy.serve.service.MAX_SESSION_ROWS", 7)
-    batch = OBSERVATIONS[0, :3].tolist()
-    for name in ("a", "b", "c"):
-        recurrent.act({"observation": batch, "session": name, "reset": True})
-    assert recurrent.num_sessions == 2
-    with pytest.raises(RequestError, match="there is no session 'a', or no more"):
-        recurrent.act({"observation": batch, "session": "a"})
-    recurrent.act({"observation": batch, "session": "b"})
-
-
 def test_rows_of_a_batch_begin_new_episodes_of_their_own(recurrent):
     expected = recurrent.model.policy.copy()
     for step, rows in enumerate(OBSERVATIONS):
@@ -123,93 +106,6 @@ def test_a_wrong_request_is_refused_with_a_sentence(service, request_, message):
     assert service.act({"observation": [0, 0]})["model"] == "run"
 
 
-@pytest.mark.parametrize("wrong", [{"reward": "much"}, {"reset": 1}])
-def test_a_refused_request_begins_no_session(service, wrong):
-    request = {"observation": [0, 0], "session": "new", "reset": True}
-    with pytest.raises(RequestError):
-        service.act(request | wrong)
-    with pytest.raises(RequestError, match="there is no session 'new'"):
-        service.act(request | {"reset": False})
-
-
-@pytest.mark.parametrize("agent", ["dqn", "rainbow", "r2d2", "ppo-gru"])
-def test_constants_that_an_agent_carries_are_no_memory(tmp_path, agent):
-    """The ranks of environments; a service answers such a policy without a session."""
-    service = Service(tmp_path, lambda path: model_of("run", agent))
-    has_memory = agent in ("r2d2", "ppo-gru")
-    assert service.model.policy.has_memory == has_memory
-    request = {"observation": [0.1, 0.2]}
-    with pytest.raises(RequestError, match="session") if has_memory else contextlib.nullcontext():
-        assert service.act(request)["model"] == "run"
-
-
-def models_of(directory, name):
-    """Make a directory of models, or promote one more in it, without its checkpoint."""
-    (directory / name).mkdir(parents=True)
-    (directory / name / "config.json").touch()
-    record(directory, name, {"config.json": "0"})
-    return directory
-
-
-def test_a_model_that_cannot_be_read_for_a_moment_is_taken_up_later(tmp_path, caplog):
-    failures = [OSError("the disk is away"), OSError("the disk is away"), ConfigError("unfit")]
-
-    def load(path):
-        if path.name == "000002" and failures:
-            raise failures.pop(0)
-        return model_of(path.name, "a2c")
-
-    service = Service(models_of(tmp_path, "000001"), load)
-    models_of(tmp_path, "000002")
-    for _ in range(2):
-        service.refresh()
-    assert caplog.text.count("stays: the disk is away") == 1
-    for _ in range(3):  # refused for good
-        service.refresh()
-    assert service.model.name == "000001"
-    assert caplog.text.count("stays: unfit") == 1
-    models_of(tmp_path, "000003")
-    service.refresh()
-    assert service.model.name == "000003"
-
-
-def test_a_model_that_was_seen_half_copied_is_tried_again(tmp_path):
-    def load(path):
-        if not (path / "state").exists():
-            raise CheckpointError("'state' is missing")
-        return model_of(path.name, "a2c")
-
-    models = models_of(tmp_path, "000001")
-    (models / "000001" / "state").touch()
-    service = Service(models, load)
-    models_of(tmp_path, "000002")
-    service.refresh()
-    assert service.model.name == "000001"
-    (models / "000002" / "state").touch()
-    service.refresh()
-    assert service.model.name == "000002"
-
-
-def test_a_directory_of_models_is_known_by_more_than_its_numbers(tmp_path):
-    """`ln -sfn` exchanges it while it is served."""
-    for name in ("one", "two"):
-        models_of(tmp_path / name, "000001")
-    (tmp_path / "link").symlink_to("one")
-    loads = []
-
-    def load(path):
-        loads.append(path.resolve().parent.name)
-        return model_of(path.name, "a2c", seed=len(loads))
-
-    service = Service(tmp_path / "link", load)
-    service.refresh()
-    (tmp_path / "new").symlink_to("two")
-    (tmp_path / "new").replace(tmp_path / "link")
-    service.refresh()
-    service.refresh()
-    assert loads == ["one", "two"]
-
-
 def test_memory_needs_a_session_and_a_lost_one_is_told(recurrent):
     with pytest.raises(RequestError, match="this policy has memory"):
         recurrent.act({"observation": [0, 0]})
@@ -231,39 +127,6 @@ def test_a_session_ends_when_its_model_was_replaced_twice(recurrent):
     assert raised.value.status == 409
     assert recurrent.act({**request, "session": "other"})["model"] == "second"
     assert recurrent.num_sessions == 1
-
-
-@pytest.mark.parametrize(
-    ("spec", "value", "message"),
-    [
-        (ArraySpec((2,), np.uint8), [0, 256], "no uint8"),
-        (ArraySpec((1,), np.int32), [0.5], "no int32"),
-        (ArraySpec((), np.int32, num_values=4), 4, "must lie in 0 to 3"),
-        ({"a": ArraySpec(())}, {"a": 0, "b": 0}, "must be an object with a"),
-        ({"a": {"b": ArraySpec(())}}, {"a": {"b": "x"}}, r"observation\.a\.b must hold numbers"),
-        ((ArraySpec(()),), [1, 2], "a list of 1 parts"),
-    ],
-)
-def test_numbers_that_a_specification_cannot_hold_are_refused(spec, value, message):
-    with pytest.raises(RequestError, match=message):
-        arrays_of(spec, value)
-
-
-def test_trees_of_arrays_are_read():
-    parts = ArraySpec((), jnp.bfloat16), ArraySpec((), bool)
-    spec = {"image": ArraySpec((1, 2), np.uint8), "parts": parts}
-    tree = arrays_of(spec, {"image": [[3, 255]], "parts": [0.1, True]})
-    assert tree["image"].dtype == np.uint8
-    assert tree["parts"][0] == jnp.bfloat16(0.1)
-    assert tree["parts"][1].dtype == bool
-
-
-def test_bodies_are_limited_by_the_observations_of_the_model(service):
-    spec = service.model.policy.spec
-    assert service.max_bytes == 4096 * (3 * 32 + 64) + 1024
-    image = ArraySpec((600, 600, 3), np.uint8)  # of which one is larger than 8 MiB
-    service.model.policy.spec = dataclasses.replace(spec, observation=image)
-    assert service.max_bytes == 1_080_001 * 32 + 1024
 
 
 @contextlib.contextmanager
@@ -318,34 +181,6 @@ def test_http_answers_and_errors(service):
     assert health["milliseconds_p50"] > 0
 
 
-def test_a_large_body_is_parsed_while_others_are_answered(service, monkeypatch):
-    begun, go_on = threading.Event(), threading.Event()
-    parse = servers.parse
-
-    def slow_parse(body):
-        if len(body) > 2**16:
-            begun.set()
-            assert go_on.wait(60)
-        return parse(body)
-
-    monkeypatch.setattr(servers, "parse", slow_parse)
-    batch = {"observation": [[0.1, 0.2]] * 4096, "reward": [0.0123456789] * 4096}
-    answers = []
-    with serving(service) as address:
-        body = json.dumps(batch, indent=0).encode()
-        assert 2**16 < len(body) < service.max_bytes
-        client = threading.Thread(target=lambda: answers.append(ask(f"{address}/act", body)))
-        client.start()
-        assert begun.wait(60)
-        assert ask(f"{address}/health")[0] == 200
-        assert ask(f"{address}/act", b'{"observation": [0.1, 0.2]}')[0] == 200
-        assert not answers
-        go_on.set()
-        client.join()
-    assert answers[0][0] == 200
-    assert len(answers[0][1]["actions"]) == 4096
-
-
 def test_a_long_body_is_refused_before_it_is_sent(service, caplog):
     with serving(service) as address, closing(socket.create_connection(parts(address))) as client:
         head = b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
@@ -357,26 +192,6 @@ def test_a_long_body_is_refused_before_it_is_sent(service, caplog):
         while ask(f"{address}/health")[1]["errors"] < 2:
             pass
     assert "Traceback" not in caplog.text
-
-
-@pytest.mark.slow
-def test_slow_connections_give_way(service, monkeypatch):
-    """A body that never ends ends its connection, and silent ones leave room for others."""
-    monkeypatch.setattr(servers, "PATIENCE_SECONDS", 1.0)
-    limit = (12, 12)
-    with serving(service) as address:
-        head = b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
-        slow = [socket.create_connection(parts(address)) for _ in range(3)]
-        slow[0].sendall(head)
-        slow[1].sendall(b"GET /health HTTP/1.1\r\nHo")
-        assert [client.recv(1) for client in slow] == [b"", b"", b""]
-        monkeypatch.setattr(servers, "PATIENCE_SECONDS", 8.0)
-        monkeypatch.setattr(servers.resource, "getrlimit", lambda which: limit)
-        slow += [socket.create_connection(parts(address)) for _ in range(10)]
-        assert slow[3].recv(1) == b""  # the oldest
-        assert ask(f"{address}/health")[0] == 200
-        for client in slow:
-            client.close()
 
 
 def parts(address):
@@ -446,40 +261,3 @@ def test_a_model_that_was_exchanged_is_not_served(models, runs):
     seal(model / "checkpoints")  # valid as a run
     with pytest.raises(CheckpointError, match="000002 is not the model that"):
         Service(models, load)
-
-
-def test_an_error_that_nobody_foresaw_keeps_the_model(models, caplog):
-    loaded = iter([model_of("000001", "a2c")])
-    service = Service(models, lambda path: next(loaded))  # StopIteration at the second
-    rollback(models)
-    service.refresh()
-    assert service.model.name == "000001"
-    assert "Traceback" in caplog.text
-
-
-# --- the command ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("nowhere", "nowhere holds no run"),
-        ("nowhere --host nosuch.invalid --port 0", "take another --host"),
-        ("nowhere --port 70000", "--port must lie in [0, 65,535]"),
-    ],
-)
-def test_a_mistake_of_the_command_is_a_sentence(arguments, words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="78"):
-        main(["serve", *shlex.split(arguments)])
-    error = capsys.readouterr().err
-    assert words in error
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_a_pod_of_a_sweep_is_served(experiment, tmp_path):
-    pods = dataclasses.replace(experiment, pods=(Pod(1), Pod(2)))
-    run = podracer.train(pods, run_dir=tmp_path / "run").run_dir
-    assert load_model(run, reopen(run), pod=1).pod == 1

@@ -8,16 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import PROBE_AGENTS, SMALL
-from pages import blocks, run_page
+from pages import blocks
 from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 
 import podracer
 from podracer.agents.impala import Impala
-from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.sebulba import SebulbaConfig
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import make_evaluator
-from podracer.io.checkpoint import stored_fingerprint
 from podracer.rollout import count_episodes, zero_episode_stats
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
 from podracer_environments.agents import agents_as_rows
@@ -119,12 +116,6 @@ def test_episodes_and_valid_steps_are_those_of_the_living():
     assert trajectory.valid().sum(axis=0).tolist() == [2, 12, 6]
 
 
-def test_rewards_are_shared_as_their_mean():
-    timesteps = play(agents_as_rows(Hunt(), 3, share_rewards=True), [[1, 0, 1]] * 3)
-    assert timesteps.reward[1].tolist() == pytest.approx([4 / 3] * 3)
-    assert timesteps.reward[2].tolist() == pytest.approx([0, 1 / 3, 1 / 3])  # the dead get nothing
-
-
 def test_an_evaluation_plays_games_to_their_end_and_returns_are_of_teams():
     env = agents_as_rows(Hunt(), 3)
     timesteps = play(env.for_evaluation(), [[1, 0, 1]] * 7)
@@ -151,42 +142,6 @@ def test_both_drivers_compute_the_same(timeout):
     for a, b in zip(*map(jax.tree.leaves, (anakin.learner, sebulba.learner)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert podracer.check_environment(env).usable
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "driver", [AnakinConfig(), SebulbaConfig(policy_lag=0, threads_per_actor=1)]
-)
-def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(driver, tmp_path):
-    sizes = {"num_envs": 24, "rollout_length": 8, "updates_per_chunk": 1}
-    experiment = podracer.Experiment(
-        recipe="hunt",
-        environment=agents_as_rows(Hunt(), 3),
-        agent=Impala(network=SMALL),
-        driver=dataclasses.replace(driver, **sizes),
-        frames=1_920,
-        evaluations=0,
-    )
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    podracer.train(experiment, run_dir=whole, devices=1)
-    podracer.train(experiment, run_dir=cut, devices=1, frames=576)
-    podracer.train(experiment, run_dir=cut, devices=1, resume=True)
-    assert stored_fingerprint(cut) == stored_fingerprint(whole)
-
-
-def test_what_is_no_number_of_agents_is_refused():
-    with pytest.raises(podracer.ConfigError, match="num_agents must be 1, 2, 3 and so on, not 0"):
-        agents_as_rows(Hunt(), 0)
-
-
-def test_rewards_of_agents_that_are_vectors_are_refused():
-    class Objectives(Hunt):
-        def step(self, key, state, actions):
-            state, timesteps = super().step(key, state, actions)
-            return state, dataclasses.replace(timesteps, reward=jnp.zeros((3, 2)))
-
-    with pytest.raises(podracer.ConfigError, match=r"float32\[3\], one for .*dot\(weights, rew"):
-        podracer.check_environment(agents_as_rows(Objectives(), 3))
 
 
 PAGE = Path(__file__).parents[1] / "README.md"
@@ -216,33 +171,6 @@ def test_rows_of_a_team_play_one_game():
     assert ends
     with pytest.raises(podracer.ConfigError, match="5 rows of a batch cannot be shared by games"):
         jax.vmap(env.reset)(rows[:5])
-
-
-@pytest.mark.slow
-def test_the_python_of_the_page_runs_and_its_recipe_learns(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    page = run_page(PAGE, monkeypatch)
-    result = podracer.train(page.meeting_ppo(), evaluations=1, devices=1)
-    assert result.evaluation.returns.mean() >= 0.9
-
-
-@pytest.mark.slow
-def test_a_team_learns_the_optimum(tmp_path):
-    """Everybody hunts until death: 3 + 4 + 3, of which a team's return is the mean."""
-    result = podracer.train(
-        podracer.Experiment(
-            recipe="hunt",
-            environment=agents_as_rows(Hunt(), 3),
-            agent=podracer.PPO(learning_rate=3e-3),
-            driver=podracer.AnakinConfig(num_envs=48, rollout_length=16, updates_per_chunk=10),
-            frames=60_000,
-            evaluation_episodes=12,
-        ),
-        run_dir=tmp_path / "run",
-        devices=1,
-        progress=False,
-    )
-    assert result.evaluation.returns.tolist() == pytest.approx([10 / 3] * 12)
 
 
 # --- a critic for all ----------------------------------------------------------------------------

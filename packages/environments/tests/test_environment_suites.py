@@ -66,17 +66,6 @@ def test_episodes_begin_and_end_as_they_should(name, steps):
     check_episodes(name, steps)
 
 
-@pytest.mark.parametrize("prefix", sorted({name.partition(":")[0] for name in CASES}))
-def test_unknown_names_are_refused_with_the_nearest(prefix):
-    name = next(name for name in CASES if name.startswith(prefix))
-    if not installed(prefix):
-        with pytest.raises(ConfigError, match=r"needs the package .*pip install"):
-            make(name)
-        return
-    with pytest.raises(ConfigError, match=r"has no (environment|game|task) .*did you mean"):
-        make(f"{name}x")
-
-
 @pytest.mark.parametrize("name", [suite("octax:brix")])
 def test_chip8_games_show_the_frames_of_a_step(name):
     env = make(f"{name},frame_skip=3,max_num_steps_per_episodes=5")
@@ -91,19 +80,6 @@ def test_chip8_games_show_the_frames_of_a_step(name):
     state, _ = jax.jit(env.reset)(jax.random.key(0))
     picture = env.render(jax.device_get(state))
     assert (picture.dtype, picture.shape) == (np.uint8, (256, 512, 3))
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        suite("octax:cavern", "has no game 'cavern': did you mean cavern"),
-        suite("octax:brix,frame_skip=0", "cannot make 'brix'"),
-        suite("octax:brix,lives=3", "unexpected keyword argument 'lives'"),
-    ],
-)
-def test_chip8_games_are_refused_with_a_reason(name, message):
-    with pytest.raises(ConfigError, match=message):
-        make(name)
 
 
 # --- stand-ins for suites that are seldom installed -----------------------------------------------
@@ -204,15 +180,3 @@ def test_a_policy_of_playground_sees_the_state_and_its_critic_more(simulators):
     agent = settings.build(env.spec)
     assert agent.groups == env.spec.groups
     assert agent.policy_spec.observation == {"state": ArraySpec((1,))}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("action_repeat=4", "no action_repeat: set ctrl_dt"),
-        ("observe=privileged", "no entry 'privileged': did you mean privileged_state"),
-    ],
-)
-def test_what_playground_would_ignore_is_refused(simulators, options, message):
-    with pytest.raises(ConfigError, match=message):
-        make(f"playground:Two,{options}")

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
-import sys
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from podracer.environment import HostEnvironments
 from podracer.envs.host.atari import row_seeds
-from podracer.errors import ConfigError, EnvironmentFault
 from podracer.types import ArraySpec, Continuous, Discrete
 from podracer_environments.envpool import EnvPool, envpool
 
 library = pytest.importorskip("envpool")
-registry = pytest.importorskip("envpool.registration").registry
 
 # gymnasium says so of the bounds that EnvPool gives for CartPole.
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning")
@@ -132,63 +127,11 @@ def ends(shown: Any) -> collections.Counter[str]:
     )
 
 
-def test_cartpole_obeys_its_own_laws() -> None:
-    """One step of gymnasium's from each observation; the ends from positions and the clock."""
-    gymnasium = pytest.importorskip("gymnasium")
-    game = gymnasium.make("CartPole-v1").unwrapped
-    setting = envpool("CartPole-v1", max_episode_steps=20)
-    shown = play(setting, 150)
-    chosen = actions(setting, 150)
-    for row in range(len(INDICES)):
-        clock = 0
-        for t in range(150):
-            after = [leaf[t + 1, row] for leaf in (shown.reward, shown.discount, shown.last)]
-            if shown.last[t, row]:
-                assert after == [0, 1, False]
-                assert shown.first[t + 1, row]
-                assert (np.abs(shown.observation[t + 1, row]) <= 0.05).all()
-                clock = 0
-                continue
-            game.reset()
-            game.state = shown.observation[t, row].astype(np.float64)
-            observation, reward, fallen, *_ = game.step(int(chosen[t, row]))
-            clock += 1
-            np.testing.assert_allclose(shown.observation[t + 1, row], observation, atol=1e-6)
-            # Where both ends fall together EnvPool tells of the time-out alone.
-            terminal = fallen and clock < 20
-            assert after == [reward, 0 if terminal else 1, fallen or clock == 20]
-            assert not shown.first[t + 1, row]
-    assert min(ends(shown)["over"], ends(shown)["time"]) > 0
-
-
-def test_half_cheetah_times_out_after_1000_steps() -> None:
-    setting = envpool("HalfCheetah-v4")
-    shown = play(setting, 1002, [1])
-    assert np.flatnonzero(shown.last).tolist() == [1000]
-    assert np.flatnonzero(shown.first).tolist() == [0, 1001]
-    assert (shown.discount == 1).all()
-    assert shown.reward[1001] == 0
-
-
 @pytest.mark.parametrize("task", ["CartPole-v1", "SpaceInvaders-v5"])
 def test_rows_depend_on_seed_index_and_start(task: str) -> None:
     one, same, later = (play(envpool(task), 12, [4], start) for start in (3, 3, 4))
     jax.tree.map(np.testing.assert_array_equal, one, same)
     assert (one.observation != later.observation).any()
-
-
-def test_settings_are_values_and_atari_gets_those_of_impala() -> None:
-    setting = envpool("Pong-v5", frame_skip=2)
-    assert setting == envpool("Pong-v5", frame_skip=2) == EnvPool(**dataclasses.asdict(setting))
-    assert hash(setting) == hash(envpool("Pong-v5", frame_skip=2))
-    assert isinstance(setting, HostEnvironments)
-    assert (setting.life_loss_ends_episode, setting.clip_rewards) == (True, True)
-    options = dict(setting.options)
-    assert (options["noop_max"], options["frame_skip"], options["use_fire_reset"]) == (30, 2, False)
-    assert setting.spec.observation == ArraySpec((84, 84, 4), np.uint8, frame_stack=True)
-    assert setting.spec.action == Discrete(6)
-    assert setting.for_evaluation().options == setting.options
-    assert envpool("CartPole-v1").for_evaluation() == envpool("CartPole-v1")
 
 
 def test_observations_may_be_dictionaries() -> None:
@@ -200,40 +143,3 @@ def test_observations_may_be_dictionaries() -> None:
     for name, array in wanted.items():
         assert shown.observation[name].shape == (4, 3, *array.shape)
         assert shown.observation[name].dtype == array.dtype
-
-
-def test_a_state_index_is_a_number_of_values() -> None:
-    assert envpool("FrozenLake-v1").spec.observation == ArraySpec((), np.int32, num_values=16)
-
-
-REFUSED = [
-    ("Pong-v4", {}, "no task 'Pong-v4': did you mean Pong-v5"),
-    ("CartPole-v1", {"max_steps": 3}, "no option 'max_steps': did you mean max_episode_steps"),
-    ("Pong-v5", {"episodic_life": True}, "no option 'episodic_life'"),
-    ("CartPole-v1", {"max_episode_steps": "3"}, "cannot make 'CartPole-v1'"),
-    ("BinPack-v2", {}, "actions of the kind Box"),
-]
-
-
-@pytest.mark.parametrize(("task", "options", "words"), REFUSED)
-def test_what_cannot_be_is_refused(task: str, options: dict[str, Any], words: str) -> None:
-    if task == "BinPack-v2" and task not in registry.specs:
-        pytest.skip("a later EnvPool has this task")
-    with pytest.raises(ConfigError, match=words):
-        envpool(task, **options)
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "envpool", None)
-    with pytest.raises(
-        ConfigError, match=r"needs the package envpool.*: pip install -e .*\[envpool\]"
-    ):
-        envpool("Pong-v5")
-
-
-def test_an_action_that_does_not_exist_is_a_fault() -> None:
-    batch = envpool("CartPole-v1").make(1, 1)
-    batch.reset(0, np.arange(1), 0)
-    with pytest.raises(EnvironmentFault, match="0 to 1"):
-        batch.step(np.array([2]))
-    batch.close()

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 from episodes import play
 
-import podracer
 from podracer.checks import check_environment
 from podracer.envs import make
-from podracer.errors import ConfigError
 
 jaxtari = pytest.importorskip("jaxtari")
 pytestmark = [
@@ -49,41 +47,6 @@ def test_keeps_the_contract(name):
     assert check_environment(env).name == "jaxtari:pong"
     assert env == make(name)
     assert hash(env) == hash(make(name))
-
-
-def test_a_specification_is_made_once():
-    """Drivers ask for it often, and it takes a trace of the picture."""
-    env = make("jaxtari:pong")
-    assert env.spec is env.spec is make("jaxtari:pong").spec
-
-
-@pytest.mark.parametrize("version", [None, "0"])
-def test_missing_or_old_sprites_are_named_and_nothing_is_asked(version, tmp_path, monkeypatch):
-    if version is not None:
-        sprites = tmp_path / "jaxtari" / "sprites" / "breakout"
-        sprites.mkdir(parents=True)
-        (tmp_path / "jaxtari" / ".alternative_sprites_installed").touch()
-        (tmp_path / "jaxtari" / "sprites" / ".version").write_text(version)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
-    with pytest.raises(ConfigError, match=r"missing or old: run `python -m jaxtari"):
-        make("jaxtari:breakout")
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("jaxtari:pomg", "has no game 'pomg': did you mean pong"),
-        ("jaxtari:breakout", r"cannot make 'breakout': .*No such file"),
-        ("jaxtari:pong,frame_skip=0", "frame_skip must be at least 1"),
-        ("jaxtari:pong,stack=1.5", "stack must be a whole number, but it is 1.5"),
-        ("jaxtari:pong,repeat_action_probability=2", "must be at most 1, but"),
-        ("jaxtari:pong,lives=3", "unexpected keyword argument 'lives'"),
-    ],
-)
-def test_wrong_settings_are_refused(name, message):
-    with pytest.raises(ConfigError, match=message):
-        make(name)
 
 
 def test_games_and_time_outs_end_episodes():
@@ -147,16 +110,3 @@ def test_observations_and_rewards_are_those_of_jaxtaris_own_wrappers(objects):
         observation, state, reward, _, _, _ = peer.step(state, action)
         assert reward == timesteps.reward[t + 1, 0]
     assert timesteps.reward.any()
-
-
-def test_a_game_can_be_drawn():
-    env = make("jaxtari:pong")
-    state, _ = jax.jit(env.reset)(jax.random.key(0))
-    picture = env.render(jax.device_get(state))
-    assert (picture.dtype, picture.shape) == (np.uint8, (210, 160, 3))
-
-
-@pytest.mark.slow
-def test_ppo_learns_pong_from_objects(tmp_path):
-    result = podracer.train("jaxtari_ppo", frames=600_000, run_dir=tmp_path / "run")
-    assert result.evaluation.returns.mean() > 0

@@ -15,16 +15,13 @@ from walk import WALK, B, T, begin, built, close, gradient, learn, methods_of, s
 import podracer
 from podracer import recipes
 from podracer.agent import Agent, Blueprint
-from podracer.agents.a2c import A2C
 from podracer.agents.common import epochs
-from podracer.agents.common.value_based import require_for_rule
 from podracer.agents.planning import gumbel
 from podracer.checks import check_agent, check_environment
 from podracer.config.serialization import read_experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.envs import make
 from podracer.envs.probes import GAMMA, PROBES
-from podracer.errors import ConfigError
 from podracer.evaluate import make_evaluator
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
@@ -58,16 +55,6 @@ def test_without_learning_it_finds_what_one_step_shows():
     assert (result.returns == 1).all()
 
 
-@pytest.mark.slow
-def test_it_sees_further_with_more_simulations():
-    """On Catch the reward is eight steps away."""
-    few, many = (
-        make_evaluator(agent, env, 64)(params, jax.random.key(1)).returns.mean()
-        for agent, env, params in (fresh("catch", num_simulations=n) for n in (2, 200))
-    )
-    assert many > few + 0.3
-
-
 def test_a_time_out_is_worth_what_the_network_says():
     """At the root and inside the tree, however often the search visits it."""
     agent, env, params = fresh("probe:timeout", num_simulations=16)
@@ -84,16 +71,6 @@ def test_a_time_out_is_worth_what_the_network_says():
     _, timestep = step(keys, state, jnp.zeros(2, jnp.int32))
     assert timestep.last.all()
     np.testing.assert_allclose(search_value(timestep), value, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_nothing_counts_after_a_terminal():
-    agent, env, params = fresh("probe:constant", num_simulations=16)
-    keys = jax.random.split(jax.random.key(0), 2)
-    _, timestep = jax.vmap(env.reset)(keys)
-    value = methods_of(agent).predict(params, timestep.observation["observation"])[1]
-    _, extras, _ = jax.jit(agent.act, static_argnums=4)(params, (), timestep, keys, True)
-    np.testing.assert_allclose(extras["value"], (value + 16 * 1.0) / 17, rtol=1e-5)
 
 
 def test_small_differences_of_values_are_stretched_only_so_far():
@@ -182,15 +159,6 @@ def test_epochs_of_minibatches_move_towards_the_same_targets():
     assert int(new_state.shared.frames) == trajectory.valid().sum()
 
 
-def test_refuses_what_nothing_can_plan_in():
-    with pytest.raises(ConfigError, match='take `environment="model:catch"`'):
-        AlphaZero(network=SMALL).build(make("catch").spec)
-    with pytest.raises(ConfigError, match="needs discrete actions; pendulum has continuous"):
-        AlphaZero(network=SMALL).build(make("model:pendulum").spec)
-    with pytest.raises(ConfigError, match="object is not a device environment"):
-        WithModel(object())
-
-
 @pytest.mark.parametrize(
     ("probe", "updates"),
     [
@@ -246,14 +214,3 @@ def test_a_run_resumes_to_the_bit(tmp_path):
     assert resumed.agent == experiment.agent  # its class is found by its name
     podracer.train(resumed, run_dir=tmp_path / "parts", resume=True, frames=4 * 32)
     assert stored_fingerprint(tmp_path / "whole") == stored_fingerprint(tmp_path / "parts")
-
-
-def test_no_update_rule_learns_where_a_state_is_shown():
-    with pytest.raises(ConfigError, match="include its state or its task"):
-        require_for_rule(make("model:catch").spec)
-
-
-def test_other_agents_may_see_the_state():
-    env = make("model:catch")
-    check_agent(Blueprint(A2C(network=SMALL), env.spec))
-    assert np.prod(env.spec.observation["observation"].shape) == 50

@@ -114,16 +114,6 @@ def test_minimax_finds_the_values_of_a_solver():
         np.testing.assert_array_equal(values(state), expected)
 
 
-@pytest.mark.slow
-def test_minimax_is_seldom_beaten_and_random_play_often_beats_random_play():
-    losses = {}
-    for opponent in ("random", "minimax-2"):
-        timesteps, _ = random_games(f"game:tic_tac_toe,opponent={opponent}", 20, 32)
-        reward = np.asarray(timesteps.reward)
-        losses[opponent] = (reward > 0).sum() / (np.asarray(timesteps.discount) == 0).sum()
-    assert losses["minimax-2"] < 0.15 < 0.3 < losses["random"]
-
-
 @pytest.mark.parametrize("game", ["tic_tac_toe", slow("connect_four"), slow("go_9x9")])
 def test_keeps_the_contract(game):
     name = f"game:{game}"
@@ -171,34 +161,6 @@ def test_games_of_self_play_begin_with_random_moves_that_end_none():
     boards = np.asarray(jax.vmap(full)(keys)[1].observation["board"]).reshape(512, 9, 2)
     assert not any(wins(board[:, player]) for board in boards for player in (0, 1))
     assert boards.sum((1, 2)).max() == 8
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("game:tic_tac_toe,opponent=3", "there is no opponent 3"),
-        ("game:tic_tac_toe,opponent=minmax", "there is no opponent 'minmax'"),
-        ("game:tic_tac_toe,opponent=minimax-7", "`minimax-1` to `minimax-6`"),
-        ("game:tic_tac_toe,opponent=self,evaluate_against=self", "there is no opponent 'self'"),
-        ("game:minatar-breakout", "has one player: it is pgx:minatar-breakout"),
-        (
-            "game:tic_tac_toe,opening_moves=4",
-            "those of self-play: take them with opponent=self",
-        ),
-        ("game:tic_tac_toe,opponent=self,opening_moves=-1", "must be at least 0, but it is -1"),
-    ],
-)
-def test_wrong_opponents_are_refused(name, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        make(name)
-
-
-@pytest.mark.parametrize(
-    "options", ["opponent=minimax-1", "opponent=self,evaluate_against=minimax-2"]
-)
-def test_minimax_is_refused_where_chance_decides(options):
-    with pytest.raises(ConfigError, match="cannot look ahead in kuhn_poker"):
-        make(f"game:kuhn_poker,{options}")
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,15 @@ import dataclasses
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from demonstrations import Recorded, teacher
-from walk import WALK, B, T, Walk, begin, built, close, gradient, learn
+from walk import WALK, B, T, Walk, begin, built, gradient, learn
 
 import podracer
 from podracer.agent import Blueprint, Context
 from podracer.checks import check_agent
-from podracer.config.experiment import Experiment
-from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
-from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.sinks import TASK_REWARD
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer_offline import AVRIL, Dataset
@@ -131,50 +127,6 @@ def test_the_bound_and_its_gradient_are_the_papers(state_only):
         np.testing.assert_allclose(sum(jax.tree.leaves(products)), slope, rtol=1e-4)
 
 
-def test_it_reads_no_reward():
-    agent = built(AVRIL(network=Layers()), RECORDED)
-    state, trajectory = begin(agent)
-    changed = trajectory.with_rewards(7.0 - trajectory.timesteps().reward)
-    results = [learn(agent, state, x)[0].shared.params for x in (trajectory, changed)]
-    close(*jax.device_get(results), atol=0, rtol=0)
-
-
-def test_without_the_constraint_the_policy_is_a_clone():
-    """The encoder then only falls to its prior."""
-    agent = built(AVRIL(network=Layers(), constraint_cost=0.0), RECORDED)
-    state, trajectory = begin(agent)
-    shared = state.shared
-
-    def loss(critic):
-        """Mean likelihood over the same transitions."""
-        ends = trajectory.next_timesteps()
-        known = jnp.arange(T)[:, None] < T - 1
-        mask = trajectory.valid() & ((ends.discount == 0) | (known & ~ends.last))
-        log_prob = 0.0
-        for t in range(T):
-            step = jax.tree.map(lambda x, t=t: x[t], trajectory.steps)
-            policy, _ = agent.distribution(critic, (), step.timestep)
-            log_prob += jnp.sum(mask[t] * policy.log_prob(step.action))
-        return -log_prob / mask.sum()
-
-    new_state, _ = learn(agent, state, trajectory)
-    close(gradient(new_state).critic, jax.grad(loss)(shared.params.critic))
-
-
-@pytest.mark.parametrize("state_only", [False, True])
-def test_rewards_can_be_asked_for(state_only):
-    settings = AVRIL(network=Layers(), state_only=state_only)
-    agent = built(settings, RECORDED)
-    state, trajectory = begin(agent)
-    observation = trajectory.final.observation
-    posterior = settings.reward(agent.spec, state.shared.params, observation)
-    params = jax.tree.map(lambda x: np.asarray(x, np.float64), state.shared.params.encoder)
-    means, log_scales = np.split(forward(params, np.asarray(observation, np.float64)), 2, axis=-1)
-    assert posterior.mean.shape == posterior.log_scale.shape == (B, 3)
-    close(posterior.mean, np.broadcast_to(means, (B, 3)))
-    close(posterior.log_scale, np.broadcast_to(log_scales, (B, 3)))
-
-
 def test_it_keeps_the_contract_and_refuses_what_it_cannot_learn():
     settings = AVRIL(network=TorsoNetwork(MLP((8,))))
     spec = RECORDED.spec
@@ -191,44 +143,12 @@ def test_it_keeps_the_contract_and_refuses_what_it_cannot_learn():
 
 # --- runs -----------------------------------------------------------------------------------------
 
-STEPS = 16 * 8
-EXPERIMENT = Experiment(
-    recipe="test",
-    environment="cartpole",
-    agent=AVRIL(network=TorsoNetwork(MLP((16,), "tanh"))),
-    driver=AnakinConfig(16, 8, 2),
-    frames=6 * STEPS,
-    evaluations=0,
-    devices=1,
-)
-
 
 @pytest.fixture(scope="module")
 def data_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "teacher.npz"
     path.write_bytes(teacher().encode())
     return path
-
-
-@pytest.mark.slow
-def test_a_run_on_a_data_set_is_resumed_exactly(data_file, tmp_path):
-    experiment = dataclasses.replace(EXPERIMENT, environment=f"data:{data_file}")
-    podracer.train(experiment, run_dir=tmp_path / "whole")
-    podracer.train(experiment, run_dir=tmp_path / "cut", frames=4 * STEPS)
-    podracer.train(experiment, run_dir=tmp_path / "cut", resume=True)
-    prints = [stored_fingerprint(tmp_path / name)[1] for name in ("cut", "whole")]
-    assert prints[0] == prints[1]
-
-
-@pytest.mark.slow
-def test_devices_share_the_batch(data_file):
-    states = []
-    for devices in (1, 2):
-        experiment = dataclasses.replace(
-            EXPERIMENT, environment=f"data:{data_file}", devices=devices
-        )
-        states.append(podracer.train(experiment).state.shared.params)
-    close(*jax.device_get(states), atol=1e-4)
 
 
 @pytest.mark.slow

@@ -15,18 +15,13 @@ from on_policy import CONTINUOUS
 from walk import BOX, WALK, Walk, begin, built, close, gradient, learn, network, slow
 
 import podracer
-from podracer.agents.dqn import DQN
-from podracer.agents.ppo import PPO
-from podracer.agents.pqn import PQN
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.population import Pod
-from podracer.drivers.selection import Selection, Truncation
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import from_bounds, num_outputs, parameters
-from podracer_offline import Cloning, Dataset, FromData, agreement
+from podracer_offline import Cloning, Dataset, agreement
 from podracer_offline.records import Record
 
 SEVERAL = podracer.auto_reset(Walk(podracer.MultiDiscrete((2, 3))))
@@ -131,18 +126,6 @@ def test_with_a_teacher_the_gradient_is_that_of_the_divergence_from_it(env, memo
     assert expected > 0.1
 
 
-def test_metrics_tell_how_well_several_actions_are_matched():
-    """All components of an action must match."""
-    agent = built(Cloning(network=network()), Recorded(SEVERAL))
-    state, trajectory = begin(agent, SEVERAL)
-    policy = jax.vmap(lambda x: agent.distribution(state.shared.params, (), x)[0])(
-        trajectory.steps.timestep
-    )
-    matches = (policy.mode() == trajectory.steps.action).all(axis=-1)
-    _, metrics = learn(agent, state, trajectory)
-    close(metrics["accuracy"], matches[trajectory.valid()].mean())
-
-
 # --- runs -----------------------------------------------------------------------------------------
 
 NETWORK = TorsoNetwork(MLP((16,)), memory="gru", memory_size=8)
@@ -157,12 +140,6 @@ EXPERIMENT = Experiment(
     evaluation_episodes=8,
     devices=1,
 )
-
-
-POPULATION = {
-    "pods": (Pod(0), Pod(1)),
-    "exchange": Selection(Truncation(), 2),
-}
 
 
 @pytest.fixture(scope="module")
@@ -193,65 +170,6 @@ def test_a_run_on_a_data_set_is_resumed_exactly(data_file, tmp_path):
     changed.write_bytes(dataclasses.replace(data, action=1 - data.action).encode())
     with pytest.raises(ConfigError, match="another environment, and digest"):
         podracer.train(experiment, run_dir=tmp_path / "run", resume=True)
-
-
-@pytest.mark.slow
-def test_devices_share_the_batch(data_file):
-    """A population learns from the data set, too."""
-    states = []
-    for devices in (1, 2):
-        experiment = dataclasses.replace(
-            EXPERIMENT, environment=f"data:{data_file}", evaluations=0, devices=devices
-        )
-        states.append(podracer.train(experiment).state.shared.params)
-    close(*jax.device_get(states), atol=1e-4)
-
-
-def test_who_does_not_fit_to_a_data_set_is_refused(data_file):
-    data = f"data:{data_file}"
-    for fields, message in (
-        ({}, 'Cloning learns from a data set, and cartpole is none: take `environment="data:'),
-        ({"agent": PPO(), "environment": data}, "PPO learns from its own actions, and not from a"),
-        ({"agent": DQN(), "environment": data}, "DQN learns from its own .* such as Cloning, IQL"),
-        ({"agent": FromData(PPO()), "environment": data}, "PPO learns from its own actions, and"),
-        ({"agent": FromData(PQN()), "environment": data}, "PQN learns from its own actions, and"),
-        ({"environment": data} | POPULATION, "training returns, which are those of the data set"),
-        ({"agent": FromData(DQN())}, "DQN learns from a data set, and cartpole is none"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            podracer.train(dataclasses.replace(EXPERIMENT, **fields))
-
-
-def test_a_data_set_without_an_environment_trains_without_evaluations(data_file, tmp_path):
-    path = tmp_path / "data.npz"
-    path.write_bytes(dataclasses.replace(Dataset.load(data_file), environment="").encode())
-    experiment = dataclasses.replace(EXPERIMENT, environment=f"data:{path}")
-    with pytest.raises(ConfigError, match="names no environment to evaluate in: take `evalu"):
-        podracer.train(experiment)
-    result = podracer.train(experiment, evaluations=0, run_dir=tmp_path / "run")
-    policy = podracer.load_policy(result.run_dir)
-    assert policy(np.zeros(4, np.float32)) in (0, 1)
-
-
-@pytest.mark.slow
-def test_ppo_goes_on_from_a_clone(data_file, tmp_path):
-    """Its network and its optimizer are the clone's; the statistics of frames begin anew."""
-    network = TorsoNetwork(MLP((16,)), shared=False)
-    clone = podracer.train(
-        EXPERIMENT,
-        agent=Cloning(network=network),
-        environment=f"data:{data_file}",
-        run_dir=tmp_path / "clone",
-    )
-    experiment = dataclasses.replace(
-        EXPERIMENT,
-        agent=PPO(network=network, learning_rate=0.0, num_epochs=1),
-        driver=AnakinConfig(16, 8, 2),
-        frames=STEPS,
-    )
-    begin = podracer.Weights(tmp_path / "clone")
-    ppo = podracer.train(experiment, begin=begin, run_dir=tmp_path / "ppo")
-    close(*(jax.device_get(x.state.shared.params) for x in (ppo, clone)), atol=0)
 
 
 def test_a_small_student_learns_from_the_distributions_of_its_teacher(tmp_path):

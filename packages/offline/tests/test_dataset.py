@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import io
-import sys
 import tracemalloc
 import types
 import warnings
@@ -16,26 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hosts import Counters
-from off_policy import agent_and_env
 from walk import BOX, WALK, Walk, built, network
 
 import podracer
 from podracer.agents.a2c import A2C
 from podracer.checks import check_environment
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import to_json
 from podracer.drivers import population
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.environment import auto_reset
-from podracer.envs import make
-from podracer.envs.cartpole import CartPole
-from podracer.envs.lifetimes import Lifetimes
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
-from podracer.run.setup import build, make_driver
+from podracer.run.setup import make_driver
 from podracer_offline import Cloning, Dataset, record_episodes, replay
-from podracer_offline.records import replayed
 
 END = np.array([0, 0, 1, 0, 1, 1, 0, 0, 0, 1], bool)  # lengths 3, 2, 1, 4
 CUT = np.array([0, 0, 0, 0, 1, 0, 0, 0, 0, 1], bool)  # of the second and of the last one
@@ -52,32 +44,6 @@ def dataset(**changes):
         "final_observation": np.array([[50.0, 5.0], [100.0, 10.0]], np.float32),
     }
     return Dataset(**fields | changes)
-
-
-def nan_in(array):
-    return np.where(np.arange(len(array))[:, None] == 3, np.nan, array)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"reward": np.ones(9)}, r"reward of the data set must lead with its 10 transitions, but"),
-        ({"final_observation": np.ones((3, 2))}, "final_observation .* with its 2 time-outs"),
-        ({"observation": nan_in(np.ones((10, 2)))}, "observation of .* numbers that are not fini"),
-        ({"observation": np.full((10, 2), "1")}, "observation .* has no numbers, its dtype is <U1"),
-        ({"terminal": np.where(END, np.nan, 0)}, "terminal of .* must be true and false, or 1 and"),
-        ({"timeout": np.zeros(10, bool), "final_observation": None}, "last transition .* ends no"),
-        ({"reward": np.ones((10, 1))}, r"reward is \[N\]"),
-        ({"observation": np.full((10, 2), 2**32 + 1)}, "observation .* do not fit in 32 bits"),
-        ({"observation": (np.ones((10, 2)), np.ones(10))}, "an array, or a dictionary of arrays"),
-        ({"distribution": np.ones((9, 3))}, r"distribution .* must lead with its 10 transitions"),
-        ({"action": np.ones(10)}, r"action of .* float32\[10\], but .* give action\[:, None\]"),
-        ({"final_observation": np.ones((2, 3))}, r"float32\[3\], not float32\[2\] as its observ"),
-    ],
-)
-def test_arrays_that_do_not_fit_are_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        dataset(**changes)
 
 
 @pytest.mark.parametrize(
@@ -119,29 +85,6 @@ def test_an_action_at_a_bound_is_at_it_in_any_precision(bound):
             replay(dataset(action=action), auto_reset(Walk(space)))
 
 
-def test_extremes_of_actions_are_rounded_as_bounds_are():
-    """So a policy that is learned from them chooses no action beyond them."""
-    low, high = np.sort(np.random.default_rng(0).uniform(-9, 9, (4_000, 2)).round(2)).T
-    high += 0.01
-    space = dataset(action=np.stack([low, high] * 5)).spec.action
-    assert space == podracer.Continuous.within(low, high)
-    assert (low <= space.low).all()
-    assert (high >= space.high).all()
-    np.testing.assert_allclose([space.low, space.high], [low, high], rtol=1.3e-7)
-
-
-def test_games_of_two_players_are_refused():
-    """Their values need to know whose turn it was, which no data set says."""
-
-    class Turns(CartPole):
-        @property
-        def spec(self):
-            return dataclasses.replace(super().spec, takes_turns=True)
-
-    with pytest.raises(ConfigError, match="does not say whose turn it was"):
-        replay(dataset(), Turns())
-
-
 def test_a_data_set_has_the_returns_of_its_episodes_and_splits_by_episode():
     data = dataset(distribution=np.stack([np.arange(10)] * 3, axis=1))
     assert data.returns.tolist() == [6.0, 9.0, 6.0, 34.0]
@@ -175,14 +118,6 @@ def test_a_file_holds_the_data_set(tmp_path):
     assert np.array_equal(loaded.distribution, logits.astype(np.float32))
 
 
-def test_a_data_set_without_distributions_is_that_of_older_versions():
-    """So runs that began with one are resumed."""
-    env = replay(dataset())
-    assert env.digest == ("b74ac356916e060d2d121c315616ce4e3524ce145fbc9ba4e137fbfac828ce6d")
-    names = {"kind", "observation", "action", "reward", "terminal", "last", "starts"}
-    assert to_json(env)["rows"].keys() == names
-
-
 def test_a_file_of_d4rl_has_the_same_transitions(tmp_path):
     data = dataset()
     following = np.zeros((10, 2), np.float64)
@@ -194,35 +129,6 @@ def test_a_file_of_d4rl_has_the_same_transitions(tmp_path):
     np.savez(tmp_path / "d4rl.npz", **arrays | {"next_observations": following[:-1]})
     with pytest.raises(ConfigError, match=r"next_observations of .* lead with its 10 transitions"):
         Dataset.load(tmp_path / "d4rl.npz")
-
-
-def test_states_beyond_those_of_the_environment_are_refused():
-    worlds = make("worlds:dense")
-    indices = np.array([0, worlds.spec.observation.num_values])
-    data = Dataset(
-        observation=indices, action=np.zeros(2, int), reward=np.zeros(2), terminal=[1, 1],
-        timeout=[0, 0],
-    )  # fmt: skip
-    with pytest.raises(ConfigError, match="observation of the data set must lie in 0 to 1935"):
-        replay(data, worlds)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "No such file"),
-        (b"PK", "no data set in an .npz"),
-        ({"reward": 1}, "no array 'action"),
-    ],
-)
-def test_a_file_that_is_no_data_set_is_refused(content, message, tmp_path):
-    path = tmp_path / "data.npz"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content:
-        np.savez(path, **content)
-    with pytest.raises(ConfigError, match=message):
-        make(f"data:{path}")
 
 
 def array_file(version, header):
@@ -276,40 +182,6 @@ def test_what_fits_no_data_set_is_not_unpacked(name, message, tmp_path):
     tracemalloc.stop()
 
 
-def test_a_file_decides_no_import(tmp_path):
-    path = tmp_path / "data.npz"
-    path.write_bytes(dataset(environment="gymnasium:mine:Maze-v0").encode())
-    with pytest.raises(ConfigError, match="imports the module 'mine', and a file does not"):
-        make(f"data:{path}")
-
-
-@pytest.mark.parametrize("adapter", [auto_reset, Lifetimes])
-def test_an_agent_that_acts_by_itself_is_refused_in_any_adapter_around_a_data_set(adapter):
-    """It would learn from its own actions what the recorded ones led to."""
-    driver = AnakinConfig(num_envs=64, rollout_length=1, updates_per_chunk=1)
-    env = adapter(replay(dataset()))
-    experiment = Experiment(environment=env, agent=A2C(), driver=driver, frames=64)
-    with pytest.raises(ConfigError, match="A2C learns from its own actions, and not from a data"):
-        build(experiment)
-
-
-def test_actions_that_a_mask_forbids_are_refused():
-    """The first action is the second one of three, and is not allowed in row 4."""
-    masks = np.ones((10, 3), bool)
-    masks[4, 1] = False
-    observation = {"board": np.ones((10, 2)), "action_mask": masks}
-    data = dataset(observation=observation, action=np.ones(10, int), final_observation=None)
-    with pytest.raises(ConfigError, match="action 4 of the data set, 1, is not allowed by its ma"):
-        replay(data)
-    replay(dataclasses.replace(data, action=np.zeros(10, int), distribution=np.ones((10, 3))))
-
-    several = dataclasses.replace(data, action=np.ones((10, 2), int))
-    masks = np.ones((10, 4), bool)
-    masks[4, 3] = False  # of the second component
-    with pytest.raises(ConfigError, match=r"action 4 of the data set, \[1, 1\], is not allowed"):
-        replay(dataclasses.replace(several, observation=observation | {"action_mask": masks}))
-
-
 # --- replay ---------------------------------------------------------------------------------------
 
 
@@ -349,16 +221,6 @@ def test_a_replay_has_the_transitions_of_the_data_set_and_no_others(has_finals):
     assert learned.all() if has_finals else (~learned == CUT).all()
     expected = counts.sum() / learned.sum()
     assert (abs(counts[learned] - expected) < 0.15 * expected).all()
-
-
-def test_without_an_environment_the_spaces_are_those_of_the_numbers():
-    spec = replay(dataset()).spec
-    assert (spec.action, replayed(spec).observation.shape) == (podracer.Discrete(3), (2,))
-    with pytest.raises(ConfigError, match="names no environment to evaluate in"):
-        replay(dataset()).for_evaluation()
-    assert replay(dataset(distribution=np.ones((10, 5)))).spec.action == podracer.Discrete(5)
-    spec = replay(dataset(action=np.stack([np.arange(10.0), -np.arange(10.0)], axis=1))).spec
-    assert spec.action == podracer.Continuous((0.0, -9.0), (9.0, 0.0))
 
 
 @pytest.fixture
@@ -431,18 +293,6 @@ def test_recorded_episodes_are_those_of_the_environment(policy):
         assert (np.asarray(distribution.mode()) == data.action).all()
 
 
-@pytest.mark.parametrize("name", ["dqn", "sac"])
-def test_who_has_no_distribution_that_a_file_holds_is_refused(name):
-    """Values of DQN, and a Gaussian of SAC that tanh squashes."""
-    agent, env = agent_and_env(name)
-    params = agent.actor_params(agent.init(jax.random.key(0), 4))
-    with pytest.raises(ConfigError, match="no distribution of logits or of a Gaussian"):
-        record_episodes(
-            agent, env, params, jax.random.key(5), episodes=4, rule=ActingRule(),
-            with_distributions=True,
-        )  # fmt: skip
-
-
 def test_episodes_of_the_host_are_recorded():
     env = Counters()
     agent = A2C(network=network()).build(env.spec)
@@ -485,14 +335,6 @@ def test_episodes_of_the_host_are_recorded():
         max_steps=5,
     )
     assert np.diff(lost.ends, prepend=-1).tolist() == [3, 4, 5]
-
-
-def test_equal_numbers_have_equal_digests():
-    data = dataset()
-    assert dataclasses.replace(data, reward=data.reward.astype(np.float64)).digest == data.digest
-    assert dataclasses.replace(data, action=data.action.astype(np.uint8)).digest == data.digest
-    assert dataclasses.replace(data, terminal=data.terminal.astype(float)).digest == data.digest
-    assert dataclasses.replace(data, reward=data.reward + 1).digest != data.digest
 
 
 # --- Minari ---------------------------------------------------------------------------------------
@@ -554,74 +396,3 @@ def test_the_episodes_of_minari_have_final_observations_after_time_outs():
         Dataset.from_minari(Episodes([minari_episode(0, 3, True, lambda x: (x, x))]))
     with pytest.raises(ConfigError, match="the Minari data set has no episodes"):
         Dataset.from_minari(Episodes([]))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rewards": np.zeros(0)}, "episode 1 of the Minari data set has no steps"),
-        ({"rewards": None}, "rewards of a Minari data set must be arrays, but they have a None"),
-        ({"rewards": np.zeros((3, 1))}, r"rewards of episode 1 .* rows of shape {'': \(1,\)}, not"),
-        ({"terminations": np.zeros(2)}, r"terminations of episode 1 of .* its 3 trans.* \(2,\)"),
-        ({"actions": np.full(3, "x")}, "actions of a Minari data set must be arrays, .* a <U1"),
-        ({"observations": np.zeros((4, 3))}, r"{'': \(3,\)}, not {'': \(2,\)} as those of episode"),
-        ({"observations": np.float64(1)}, "observations of a Minari data set must be arrays or a"),
-    ],
-)
-def test_episodes_of_minari_that_do_not_fit_are_refused(changes, message):
-    episodes = [minari_episode(0, 3, True), minari_episode(5, 3, False)]
-    vars(episodes[1]).update(changes)
-    with pytest.raises(ConfigError, match=message):
-        Dataset.from_minari(Episodes(episodes, types.SimpleNamespace(start=0)))
-
-
-def test_a_data_set_of_minari_is_named_by_its_id(monkeypatch):
-    def load_dataset(name):
-        if name != "walk/random-v0":
-            raise FileNotFoundError(f"Dataset {name} not found locally")
-        return Episodes([minari_episode(0, 3, True), minari_episode(5, 2, False)])
-
-    monkeypatch.setitem(sys.modules, "minari", types.SimpleNamespace(load_dataset=load_dataset))
-    env = make("data:minari:walk/random-v0")
-    assert env.spec.action == podracer.Discrete(3)
-    with pytest.raises(ConfigError, match=r"Minari has no data set walk/other-v0 .* not found loc"):
-        make("data:minari:walk/other-v0")
-    monkeypatch.setitem(sys.modules, "minari", None)
-    with pytest.raises(ConfigError, match="needs the package minari: `pip install"):
-        make("data:minari:walk/random-v0")
-
-
-def test_data_sets_that_minari_collected(tmp_path, monkeypatch):
-    """CartPole of Gymnasium, in both formats, beside the collected episodes themselves."""
-    minari = pytest.importorskip("minari")
-    gymnasium = pytest.importorskip("gymnasium")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    for format in ("hdf5", "arrow"):
-        env = gymnasium.make("CartPole-v1", max_episode_steps=12)
-        env = minari.DataCollector(env, data_format=format)
-        collected = []
-        for seed in range(6):
-            observation, _ = env.reset(seed=seed)
-            env.action_space.seed(seed)
-            done = False
-            while not done:
-                action = env.action_space.sample()
-                following, reward, terminal, timeout, _ = env.step(action)
-                collected.append((observation, action, reward, terminal, timeout, following))
-                observation, done = following, terminal or timeout
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            env.create_dataset(f"cartpole/{format}-v0", algorithm_name="random")
-            env.close()
-            del env
-            gc.collect()  # its temporary folder warns
-        data = Dataset.from_minari(minari.load_dataset(f"cartpole/{format}-v0"))
-        columns = [np.asarray(x) for x in zip(*collected, strict=True)]
-        assert np.array_equal(data.observation, columns[0])
-        assert np.array_equal(data.action, columns[1])
-        assert np.array_equal(data.terminal, columns[3])
-        assert np.array_equal(data.timeout, columns[4] & ~columns[3])
-        assert np.array_equal(data.final_observation, columns[5][data.timeout])
-        replayed = make(f"data:minari:cartpole/{format}-v0,environment=cartpole")
-        assert replayed.digest == dataclasses.replace(data, environment=data.environment).digest
-        assert make(f"data:minari:cartpole/{format}-v0").source == "gymnasium:CartPole-v1"

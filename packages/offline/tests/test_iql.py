@@ -15,14 +15,11 @@ from walk import BOX, WALK, B, begin, built, close, gradient, learn, methods_of
 import podracer
 from podracer.agents.common.off_policy import n_step_transition
 from podracer.checks import check_agent
-from podracer.config.experiment import Experiment
-from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
-from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork, outputs
 from podracer.ops.distributions import from_bounds, policy
 from podracer.replay import Replay
-from podracer_offline import IQL, Dataset, td3_bc
+from podracer_offline import IQL
 from podracer_offline.likelihood import clipped_log_prob
 
 RECORDED = Recorded(CONTINUOUS)
@@ -163,58 +160,3 @@ def test_with_a_replay_it_goes_on_in_an_environment_from_what_it_has_learned():
     prioritized = dataclasses.replace(online.replay, prioritized=True)
     with pytest.raises(ConfigError, match="IQL samples uniformly"):
         built(dataclasses.replace(online, replay=prioritized), CONTINUOUS)
-
-
-def swings(episodes: int = 16) -> Dataset:
-    """Episodes of Pendulum under random torques."""
-    env, rng = podracer.make("pendulum"), np.random.default_rng(0)
-    step = jax.jit(jax.vmap(env.step))
-    keys = jax.random.split(jax.random.key(0), episodes)
-    state, timestep = jax.vmap(env.reset)(keys)
-    columns = []
-    for _ in range(200):
-        action = rng.uniform(-2, 2, (episodes, 1)).astype(np.float32)
-        before = np.asarray(timestep.observation)
-        state, timestep = step(keys, state, action)
-        columns.append((before, action, np.asarray(timestep.reward), np.asarray(timestep.last)))
-    observation, action, reward, last = (
-        np.stack(x, axis=1).reshape(episodes * 200, *x[0].shape[1:])
-        for x in zip(*columns, strict=True)
-    )
-    return Dataset(
-        observation=observation,
-        action=action,
-        reward=reward,
-        terminal=np.zeros_like(last),
-        timeout=last,
-        final_observation=np.asarray(timestep.observation),
-        environment="pendulum",
-    )
-
-
-TD3_BC = td3_bc(network=TorsoNetwork(MLP((8,))), replay=Replay(6400, batch_size=32, warmup=0))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("settings", "is_equal_on_one"), [(SETTINGS, True), (TD3_BC, False)])
-def test_a_run_on_two_devices_is_resumed_exactly(settings, is_equal_on_one, tmp_path):
-    """IQL, which draws no numbers, learns on two devices what it does on one."""
-    (tmp_path / "data.npz").write_bytes(swings().encode())
-    experiment = Experiment(
-        recipe="test",
-        environment=f"data:{tmp_path / 'data.npz'}",
-        agent=settings,
-        driver=AnakinConfig(32, 2, 2),
-        frames=6 * 64,
-        evaluations=0,
-    )
-    one, two = (
-        podracer.train(experiment, devices=devices, run_dir=tmp_path / f"{devices}")
-        for devices in (1, 2)
-    )
-    podracer.train(experiment, devices=2, run_dir=tmp_path / "cut", frames=4 * 64)
-    podracer.train(experiment, devices=2, run_dir=tmp_path / "cut", resume=True)
-    assert stored_fingerprint(tmp_path / "cut")[1] == stored_fingerprint(tmp_path / "2")[1]
-    if is_equal_on_one:
-        params = [jax.device_get(x.state.shared.params) for x in (one, two)]
-        close(*params, atol=1e-4)

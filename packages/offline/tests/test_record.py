@@ -52,24 +52,6 @@ def test_recorded_episodes_train_a_clone(tmp_path, capsys, monkeypatch):
     assert "began in another environment, and digest changed since" in error.replace("\n", " ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("--environment data:none.npz", "none.npz is no data set in an .npz fi"),
-        ("--environment data:text.npz", "text.npz is no data set in an .npz fi"),
-        ("--environment data:own.npz", "no data set: it has no array 'action'."),
-        ("", "Cloning learns from a data set, and cartpole is none: take --envi"),
-    ],
-)
-def test_what_is_no_data_set_is_refused(arguments, words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.npz").write_text("text")
-    np.savez("own.npz", terminal=np.ones(3))
-    code, _, error = call_here(capsys, "train", "cartpole_cloning", *arguments.split())
-    assert code == 78
-    assert words in error.replace("\n", " ")
-
-
 def test_a_data_set_goes_on_with_the_secrets_that_its_file_lacks(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(data_environment, "make", lambda *x, **y: made.append((x, y)) or Catch())

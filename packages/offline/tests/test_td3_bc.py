@@ -13,7 +13,6 @@ from demonstrations import Recorded
 from off_policy import BOXED, drawn
 from walk import built, close, doubled, methods_of
 
-from podracer import recipes
 from podracer.agents.ddpg import td3
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
@@ -53,13 +52,6 @@ def test_the_policy_of_td3_bc_stays_near_the_actions_of_the_batch(alpha):
 
         actor = shared.params.actor
         close(*(jax.value_and_grad(x)(actor) for x in (loss, expected)), atol=1e-12, rtol=1e-7)
-
-
-def test_td3_bc_has_the_settings_of_its_paper():
-    agent = recipes.find("pendulum_td3_bc").agent
-    assert (agent.cloning_alpha, agent.num_critics, agent.policy_delay) == (2.5, 2, 2)
-    assert (agent.target_noise_std, agent.target_noise_clip) == (0.2, 0.5)
-    assert agent.normalize_observations
 
 
 def test_td3_takes_the_weights_of_td3_bc():

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,24 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import podracer
-from podracer.agents.ppo import PPO
-from podracer.checks import check_environment
-from podracer.config.experiment import Experiment
-from podracer.drivers.anakin import AnakinConfig
-from podracer.environment import AutoReset, auto_reset, evaluation_environment
+from podracer.environment import AutoReset, auto_reset
 from podracer.envs import make
 from podracer.envs.pendulum import Pendulum
 from podracer.errors import ConfigError
 from podracer_trading.backtest import trading_in
-from podracer_trading.baselines import (
-    buy_and_hold,
-    equal_weight,
-    minimum_variance,
-    minimum_variance_weights,
-)
+from podracer_trading.baselines import buy_and_hold, minimum_variance, minimum_variance_weights
 from podracer_trading.environment import Trading, execute_orders
-from podracer_trading.indicators import compute_indicators, turbulence_index
 from podracer_trading.market import Market, Period, split_market
 from podracer_trading.metrics import compute_performance
 from podracer_trading.synthetic import optimal_wealth, synthetic_market, wave_market
@@ -169,17 +156,6 @@ def test_every_step_equals_a_slow_reference() -> None:
     assert (cash >= 0).all()
 
 
-def test_the_table_is_what_the_market_shows() -> None:
-    market = quarters(400)
-    cut = split_market(market)
-    for period, rows in (("train", slice(0, 240)), ("validation", slice(240, 320))):
-        table = Trading(cut, period=period).data  # type: ignore[arg-type]
-        assert (table.price == market.close[rows]).all()
-        assert (table.turbulence == turbulence_index(market)[rows].astype(np.float32)).all()
-        expected = compute_indicators(market)[rows].astype(np.float32)
-        assert (table.indicators == expected.reshape(len(expected), 5 * 7)).all()
-
-
 # --- properties of trading -----------------------------------------------------------------------
 
 money = st.floats(0.015625, 1000, width=32)
@@ -209,17 +185,6 @@ def test_trading_keeps_the_books(
     assert abs(fees - cost * (np.abs(moved) @ price)) <= 2e-6 * scale
     unfilled = moved < np.array(orders)
     assert (after < np.array(price) * (1 + cost) + 2e-6 * scale)[unfilled].all()
-
-
-def test_rewards_are_what_wealth_gains() -> None:
-    """With the default fee, whose sums are rounded."""
-    env = Trading(split_market(synthetic_market(tickers=5, bars=600)), episode_length=STEPS)
-    states, shown = run(env, some_actions(STEPS, 8, 5))
-    wealth = wealth_of(env, states)
-    assert float(env.wealth(jax.tree.map(lambda x: x[7, 3], states))) == np.float32(wealth[7, 3])
-    gains = np.diff(wealth, axis=0)
-    assert np.abs(gains).max() > 100
-    np.testing.assert_allclose(shown.reward[1:] * 2**13, gains, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -259,14 +224,6 @@ def test_the_account_is_exact_to_the_cent(
 
 
 # --- episodes ------------------------------------------------------------------------------------
-
-
-def test_a_period_is_an_episode_and_ends_by_the_clock() -> None:
-    env = auto_reset(Trading(split_market(wave_market(bars=50))))
-    _, shown = run(env, some_actions(65, 4, 2))
-    assert np.flatnonzero(shown.last.all(axis=1)).tolist() == [29, 59]  # 30 bars, then a restart
-    assert (shown.discount == 1).all()
-    assert np.flatnonzero(shown.first.all(axis=1)).tolist() == [0, 30, 60]
 
 
 def test_random_starts() -> None:
@@ -359,98 +316,6 @@ def test_evaluation_is_the_whole_validation_period_from_one_start() -> None:
         trading_in(auto_reset(Pendulum()))
 
 
-def test_hidden_components_of_an_environment_for_evaluation() -> None:
-    env = make("partial:trading:synthetic,hide=0")
-    assert evaluation_environment(env).environment == evaluation_environment(env.environment)
-
-
-def test_environments_are_values() -> None:
-    env = make("trading:synthetic,bars=60")
-    assert env == make("trading:synthetic,bars=60")
-    assert hash(env) == hash(make("trading:synthetic,bars=60"))
-    assert env != make("trading:synthetic,bars=60,seed=1")
-    assert env != env.for_evaluation()
-
-
-# --- names ---------------------------------------------------------------------------------------
-
-
-def test_names_and_options(tmp_path: Path) -> None:
-    spec = check_environment(make("trading:synthetic,tickers=3,bars=60"))
-    assert spec.name == "trading:synthetic"
-    assert spec.observation.shape == (3 + 10 * 3,)
-    assert spec.action == podracer.Continuous((-1.0,) * 3, (1.0,) * 3)
-    env = make("trading:wave,train_until=2010-03-01,validate_until=0.5,cost=0.002,bars=200")
-    assert str(env.inner.periods.train.times[-1])[:10] == "2010-03-01"
-    assert len(env.inner.periods.backtest) == 100
-    assert env.inner.cost == 0.002
-    for name, words in (
-        ("trading:synthetic,period=backtest", "unexpected keyword argument 'period'"),
-        ("trading:synthetic,rows=3", "unexpected keyword argument 'rows'"),
-        ("trading:synthetic,cost=-1", r"cost must be of type float and in \[0, 0.5\], .* is -1"),
-        ("trading:synthetic,cost=dear", "cost must be .* is 'dear'"),
-        ("trading:synthetic,random_start=no", "random_start must be .* 'no'"),
-        ("trading:synthetic,cash_scale=abc", "cash_scale must be .* is 'abc'"),
-        ("trading:synthetic,reward_scale=0", "reward_scale must be .* is 0"),
-        ("trading:wave,episode_length=120", r"in \[1, 119\], but it is 120"),
-        ("trading:syntetic", "neither a .csv nor a .parquet"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            make(name)
-
-
-def test_a_file_by_its_name(tmp_path: Path) -> None:
-    market = synthetic_market(tickers=2, bars=40)
-    lines = ["date,ticker,open,high,low,close,volume"]
-    for row, column in np.ndindex(40, 2):
-        names = ("open", "high", "low", "close", "volume")
-        cells = [repr(float(getattr(market, name)[row, column])) for name in names]
-        lines.append(",".join([str(market.times[row]), market.tickers[column], *cells]))
-    (tmp_path / "bars.csv").write_text("\n".join(lines))
-    env = make(f"trading:{tmp_path}/bars.csv,max_shares=50")
-    assert env.inner.periods == split_market(market)  # every number as it was
-    assert env.inner.max_shares == 50
-
-
-# --- a run ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_ppo_trains_on_it(tmp_path: Path) -> None:
-    """Under Anakin, without a second compile of the chunk, evaluated in the validation period."""
-    experiment = Experiment(
-        recipe="trading",
-        environment="trading:synthetic,tickers=2,bars=100,episode_length=16",
-        agent=PPO(),
-        driver=AnakinConfig(8, 8, 2),
-        frames=6 * 64,
-        evaluations=1,
-        evaluation_episodes=2,
-        devices=1,
-    )
-    compiles: list[str] = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda name, *_, **about: (
-            compiles.append(str(about.get("fun_name"))) if "backend_compile" in name else None
-        )
-    )
-    try:
-        result = podracer.train(experiment, run_dir=tmp_path / "run")
-    finally:
-        jax.monitoring.clear_event_listeners()
-    assert result.exit_code == 0
-    assert result.metrics["updates"] == 6
-    assert math.isfinite(result.metrics["loss"])
-    assert result.evaluation is not None
-    assert result.evaluation.lengths.tolist() == [19, 19]  # 20 bars, from one start
-    assert result.evaluation.returns[0] == result.evaluation.returns[1]
-    assert sum("chunk" in name for name in compiles) <= 1
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    market = config["environment"]["inner"]["periods"]["train"]["market"]
-    assert len(market["digest"]) == 64
-    assert (tmp_path / "run" / "config.json").stat().st_size < 20_000
-
-
 # --- figures -------------------------------------------------------------------------------------
 
 
@@ -477,12 +342,6 @@ def test_figures_in_closed_form() -> None:
     assert below.sortino == pytest.approx(-0.05 * 10 / np.sqrt(0.15**2 / 2))
 
 
-@pytest.mark.parametrize("curve", [[1.0, 2.0], [1.0, 0.0, 1.0], [1.0, np.nan, 1.0], [[1.0] * 3]])
-def test_curves_without_figures_are_refused(curve: Any) -> None:
-    with pytest.raises(ConfigError, match="equity curve"):
-        compute_performance(np.array(curve), 252)
-
-
 def test_buy_and_hold_in_closed_form() -> None:
     market = synthetic_market(tickers=3, bars=30)
     period = Period(market, 10)
@@ -490,35 +349,6 @@ def test_buy_and_hold_in_closed_form() -> None:
     growth = (market.close[10:] / market.close[10]).mean(axis=1)
     assert curve[0] == 3e5
     np.testing.assert_allclose(curve[1:], 3e5 / 1.01 * growth[1:], rtol=1e-12)
-
-
-def test_whole_dollars_are_as_good_as_others() -> None:
-    period = Period(synthetic_market(tickers=3, bars=50))
-    np.testing.assert_array_equal(equal_weight(period, cash=100), equal_weight(period, cash=1e2))
-
-
-def test_equal_weight_in_closed_form() -> None:
-    period = Period(wave_market(bars=20, gain=0.1))
-    free = equal_weight(period, cash=1.0, cost=0)
-    each = (1.1 + 1 / 1.1) / 2  # one half rises, the other falls
-    np.testing.assert_allclose(free, each ** np.arange(20), rtol=1e-12)
-    dear = equal_weight(period, cash=1.0, cost=0.01)
-    halves = 1 / 1.01 / 2 * period.close[1] / period.close[0]
-    assert dear[1] == pytest.approx(halves.sum())
-    # One half is sold and less is bought, both to L / 2: L = sum - 1 % (larger - smaller).
-    left = halves.sum() - 0.01 * (halves.max() - halves.min())
-    assert dear[2] == pytest.approx((left / 2 * period.close[2] / period.close[1]).sum())
-    assert (np.diff(free - dear) > 0).all()
-
-
-def test_rebalancing_is_daily() -> None:
-    market = synthetic_market(tickers=2, bars=40, bars_per_day=4)
-    curve = equal_weight(Period(market), cash=1.0, cost=0)
-    close = market.close
-    for day in range(0, 40, 4):
-        rows = slice(day, day + 5)
-        growth = (close[rows] / close[day]).mean(axis=1)
-        np.testing.assert_allclose(curve[rows], curve[day] * growth, rtol=1e-12)
 
 
 def test_minimum_variance_weights() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import shutil
@@ -11,21 +10,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from child import exit_code
 
 import podracer
 from podracer.agents.ppo import PPO
-from podracer.cli.main import main
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io import run_directory as rundir
-from podracer.io.checkpoint import fingerprint
-from podracer.io.seal import read_sealed_json, seal, seal_json, verify_seal
+from podracer.io.seal import seal, verify_seal
 from podracer_trading import delivery
 from podracer_trading.backtest import backtest, load_trading
-from podracer_trading.bars import load_market
 from podracer_trading.delivery import current_model, promote, rollback
 
 MARKET = "trading:synthetic,tickers=3,bars=200"
@@ -87,26 +83,20 @@ def decisions(models: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (models / "record.jsonl").read_text().splitlines()]
 
 
-def called(*arguments: Any) -> Any:
-    with pytest.raises(SystemExit) as left:
-        main(list(map(str, arguments)))
-    return left.value.code
-
-
 @pytest.mark.slow
 def test_better_ones_are_promoted(
     runs: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     worst, middle, best = runs
     models = tmp_path / "models"
-    assert called("promote", models, middle) == 0
+    assert exit_code("promote", models, middle) == 0
     assert "Promoted: the current model is" in capsys.readouterr().out
-    assert called("promote", models, worst) == 1
+    assert exit_code("promote", models, worst) == 1
     shown = capsys.readouterr().out
     assert f"Refused: the current model is {models / '000001'}" in shown
     assert all(f"{100 * score(run):+.2f} %" in shown for run in (worst, middle))
-    assert called("promote", models, middle) == 1  # equal is not better
-    assert called("promote", models, best) == 0
+    assert exit_code("promote", models, middle) == 1  # equal is not better
+    assert exit_code("promote", models, best) == 0
     assert current_model(models) == models / "000002"
     assert (models / "current").read_text() == "000002\n"
     record = decisions(models)
@@ -115,57 +105,14 @@ def test_better_ones_are_promoted(
     assert record[3]["score"] == score(best)
     assert record[3]["window"] == ["2010-06-18", "2010-08-12"]
 
-    assert called("rollback", models) == 0
+    assert exit_code("rollback", models) == 0
     assert current_model(models) == models / "000001"
     assert (models / "current").read_text() == "000001\n"
     capsys.readouterr()
-    assert called("rollback", models) == 78
+    assert exit_code("rollback", models) == 78
     assert "has no model before 000001" in capsys.readouterr().err
-    assert called("promote", models, best) == 0  # numbers are not used twice
+    assert exit_code("promote", models, best) == 0  # numbers are not used twice
     assert current_model(models) == models / "000003"
-
-
-@pytest.mark.slow
-def test_rolling_back_goes_further_each_time(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    for run in runs:
-        promote(tmp_path, run)
-    assert [rollback(tmp_path).model for _ in range(2)] == ["000002", "000001"]
-    assert current_model(tmp_path).name == "000001"
-
-
-@pytest.mark.slow
-def test_a_model_outlives_its_run(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(runs[1], run)
-    expected, figures = podracer.load(run)[1], backtest(run).to_json()
-    promote(tmp_path / "models", run)
-    shutil.rmtree(run)
-    model = current_model(tmp_path / "models")
-    assert fingerprint(podracer.load(model)[1]) == fingerprint(expected)
-    assert backtest(model).to_json() == {**figures, "run": "000001"}
-    assert called("backtest", model) == 0
-    assert (model / "backtest.html").exists()  # a page beside a model does it no harm
-    assert promote(tmp_path / "models", runs[0]).action == "refuse"
-
-
-@pytest.mark.slow
-def test_both_are_judged_in_the_newer_window(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """The old model is played in the validation period of the new run, not in its own."""
-    later = f"{MARKET},train_until=0.7,validate_until=0.9"
-    run = podracer.train(EXPERIMENT, environment=later, run_dir=tmp_path / "run").run_dir
-    promote(tmp_path / "models", runs[2])
-    decision = promote(tmp_path / "models", run)
-    moved = dataclasses.replace(EXPERIMENT, environment=later)
-    there = tmp_path / "there"  # the old run, were it configured for the new window
-    shutil.copytree(runs[2], there)
-    config = read_sealed_json(run / "config.json")
-    config["run"] = read_sealed_json(there / "config.json")["run"]
-    config["experiment"]["environment"] = moved.environment
-    seal_json(there / "config.json", config)
-    assert decision.previous_score == score(there) != score(runs[2])
-    assert decision.score == score(run)
-    assert decision.window == ("2010-07-16", "2010-09-09")
-    assert (decision.action == "promote") == (decision.score > decision.previous_score)
 
 
 class Killed(BaseException):
@@ -251,54 +198,6 @@ def test_a_kill_leaves_the_old_or_the_new_model(
         shutil.copytree(models, tmp_path / "start")
 
 
-@pytest.mark.parametrize("gone", ["", "manifest.json"])
-@pytest.mark.slow
-def test_a_run_that_goes_on_may_retire_its_checkpoint_meanwhile(
-    gone: str,
-    pair: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run, models = tmp_path / "run", tmp_path / "models"
-    shutil.copytree(pair[0], run)
-
-    def gain(*_: Any) -> float:
-        path = run / "checkpoints" / f"{UPDATES:012d}" / gone
-        path.unlink() if gone else shutil.rmtree(path)
-        return 0.0
-
-    with monkeypatch.context() as patch:
-        patch.setattr(delivery, "validation_return", gain)
-        assert called("promote", models, run) == 65
-    words = f"run is still training and has deleted the checkpoint at update {UPDATES}"
-    assert words in capsys.readouterr().err
-    assert promote(models, pair[1]).model == "000001"
-
-
-@pytest.mark.slow
-def test_what_is_no_longer_what_it_was(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    for run in pair:
-        promote(tmp_path, run)
-    config = tmp_path / "000001" / "config.json"
-    good = config.read_bytes()
-    config.write_bytes(good.replace(b"trading", b"tradinG"))
-    with pytest.raises(CheckpointError, match="000001 is not the model that"):
-        rollback(tmp_path)
-    config.write_bytes(good)
-    shutil.rmtree(tmp_path / "000001")
-    shutil.copytree(tmp_path / "000002", tmp_path / "000001")
-    with pytest.raises(CheckpointError):
-        rollback(tmp_path)
-    assert current_model(tmp_path).name == "000002"
-    shutil.rmtree(tmp_path / "000002")
-    with pytest.raises(CheckpointError, match="000002"):
-        promote(tmp_path, pair[1])
-    (tmp_path / "record.jsonl").write_text("{}\n")
-    with pytest.raises(CheckpointError, match=r"not a record of models|without a model to go back"):
-        current_model(tmp_path)
-
-
 @pytest.mark.slow
 def test_nobody_reads_a_model_that_was_exchanged(
     pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -316,18 +215,10 @@ def test_nobody_reads_a_model_that_was_exchanged(
     with pytest.raises(CheckpointError, match="000001 is not the model that"):
         current_model(models)
     for command in ("eval", "backtest"):
-        assert called(command, model) == 65
+        assert exit_code(command, model) == 65
         assert "000001 is not the model that" in capsys.readouterr().err
     shutil.copytree(model, tmp_path / "run")  # a run again, of which no record tells
     assert len(podracer.load(tmp_path / "run")) == 2
-
-
-@pytest.mark.parametrize("line", ['{"action": "rollback", "model": "000001"}', '{"model": "../x"}'])
-def test_a_record_that_cannot_be_is_refused(line: str, tmp_path: Path) -> None:
-    decision = {"action": "promote", "files": {}, "window": [], **json.loads(line)}
-    (tmp_path / "record.jsonl").write_text(json.dumps(decision) + "\n")
-    with pytest.raises(CheckpointError, match=r"not a record of models|without a model to go back"):
-        current_model(tmp_path)
 
 
 @pytest.mark.parametrize("actions", [["rollback"], ["refuse", "rollback"], ["promote", "rollback"]])
@@ -341,73 +232,7 @@ def test_a_record_that_goes_back_to_no_model_is_refused(actions: list[str], tmp_
         current_model(tmp_path)
 
 
-def test_a_path_of_models_is_one_of_this_machine(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match=f"^{tmp_path}/none has no model yet"):
-        current_model("~/none")
-    with pytest.raises(ConfigError, match="is an address"):
-        current_model("s3://bucket/models")
-
-
-@pytest.mark.slow
-def test_models_of_one_directory_trade_under_the_same_terms(
-    pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    promote(tmp_path / "models", pair[0])
-    dear = tmp_path / "dear"
-    shutil.copytree(pair[1], dear)
-    config = read_sealed_json(dear / "config.json")
-    config["experiment"]["environment"] += ",cost=0.002"
-    config["environment"]["inner"]["cost"] = 0.002
-    seal_json(dear / "config.json", config)
-    words = "trades with cost=0.001 and .* with 0.002: promote it to a directory of its own"
-    with pytest.raises(ConfigError, match=words):
-        promote(tmp_path / "models", dear)
-    assert len(decisions(tmp_path / "models")) == 1
-    with pytest.raises(ConfigError, match="has no model yet: promote a run"):
-        rollback(tmp_path / "absent")
-    assert not (tmp_path / "absent").exists()
-    assert np.isfinite(decisions(tmp_path / "models")[0]["score"])
-
-
 # --- what a user gets wrong ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("backtest nowhere", "holds no run"),
-        ("promote models nowhere", "holds no run"),
-        ("rollback nowhere", "has no model yet"),
-    ],
-)
-def test_a_directory_that_holds_nothing_is_a_sentence(
-    command: str, words: str, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert called(*command.split()) == 78
-    assert words in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-FUNCTIONS = (load_market, backtest, functools.partial(promote, run="run"), rollback)
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("s3://bucket/run", "is an address"),
-        (Path("gs://bucket/run"), "is an address"),
-        ("file:///run", "is an address"),
-        ("~nosuchuser/x", "no home directory for '~nosuchuser/x': write the path without '~'"),
-    ],
-)
-def test_no_function_takes_a_path_that_leads_nowhere(
-    function: Callable[..., Any], path: Any, words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        function(path)
 
 
 def test_a_copy_is_for_the_same_readers_and_replaces_a_link(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,13 +23,7 @@ from podracer_trading.indicators import (
     relative_strength_index,
     turbulence_index,
 )
-from podracer_trading.market import (
-    SPLIT_THRESHOLD,
-    Market,
-    adjust_for_splits,
-    check_jumps,
-    split_market,
-)
+from podracer_trading.market import Market, adjust_for_splits, check_jumps, split_market
 from podracer_trading.synthetic import optimal_wealth, synthetic_market, wave_market
 
 SMALL = synthetic_market(tickers=3, bars=12)
@@ -56,18 +49,6 @@ def later(market: Market, row: int) -> Market:
 # --- the value -----------------------------------------------------------------------------------
 
 
-def test_a_market_is_a_value() -> None:
-    assert synthetic_market(tickers=3, bars=12) == SMALL
-    assert hash(synthetic_market(tickers=3, bars=12)) == hash(SMALL)
-    assert synthetic_market(tickers=3, bars=12, seed=1) != SMALL
-    with pytest.raises(ValueError, match="read-only"):
-        SMALL.close[0, 0] = 1.0
-    mine = SMALL.close.copy()
-    held = dataclasses.replace(SMALL, close=mine, high=mine, low=mine, open=mine)
-    mine[0, 0] = 7.0
-    assert held.close[0, 0] != 7.0
-
-
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
@@ -86,15 +67,6 @@ def test_a_cell_that_is_no_bar_is_named(name: str, value: float, words: str) -> 
     assert words in str(refusal.value)
 
 
-def test_axes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"2010-01-01 comes after 2010-01-04"):
-        dataclasses.replace(SMALL, times=SMALL.times[[1, 0, *range(2, 12)]])
-    with pytest.raises(ConfigError, match=r"different names, not \('A', 'A', 'B'\)"):
-        dataclasses.replace(SMALL, tickers=("A", "A", "B"))
-    with pytest.raises(ConfigError, match=r"volume has the shape \(12, 2\), .* make \(12, 3\)"):
-        dataclasses.replace(SMALL, volume=SMALL.volume[:, :2])
-
-
 # --- periods -------------------------------------------------------------------------------------
 
 
@@ -106,29 +78,6 @@ def test_periods_are_disjoint_and_complete() -> None:
     assert (times == market.times).all()
     assert (cut.validation.close == market.close[60:80]).all()
     assert cut.validation.market == market.head(80)  # with the past to warm up on, no future
-
-
-def test_a_date_ends_with_its_day() -> None:
-    market = synthetic_market(tickers=2, bars=60, bars_per_day=10)
-    cut = split_market(market, "2010-01-04", "2010-01-06")
-    assert [len(period) for period in (cut.train, cut.validation, cut.backtest)] == [20, 20, 20]
-    assert str(cut.train.times[-1])[:16] == "2010-01-04T09:39"
-
-
-@pytest.mark.parametrize(
-    ("cuts", "words"),
-    [
-        ((0.6, 0.6), "leave 36, 0, 24 bars"),
-        ((0.8, 0.6), "leave 48, -12, 24 bars"),
-        (("2009-01-01", 0.5), "leave 0, 30, 30 bars"),
-        ((0.5, 1.5), "validate_until=1.5 is neither a fraction"),
-        (("today", 0.5), "train_until=today is not a date"),
-        (("24/05/2019", 0.5), "train_until=24/05/2019 is not a date: write it as 2019-05-25"),
-    ],
-)
-def test_cuts_that_leave_nothing_are_refused(cuts: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        split_market(synthetic_market(tickers=1, bars=60), *cuts)
 
 
 @pytest.mark.parametrize("bars_per_day", [1, 3])
@@ -213,51 +162,6 @@ def test_a_parquet_file(tmp_path: Path) -> None:
             load_market(tmp_path / "bars.parquet")
 
 
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ((*ROWS, ROWS[1]), "row 5 repeats the bar of B at 2019-05-23"),
-        (ROWS[:3], "no bar of B at 2019-05-24, which other tickers have"),
-        ((ROWS[0], ROWS[3], ROWS[2], ROWS[1]), "row 4, the bar of B at 2019-05-23, comes after"),
-        ((*ROWS[:3], ROWS[3].replace("21,0", ",0")), "close of B at 2019-05-24 is nan"),
-        ((*ROWS[:3], ROWS[3].replace("21,0", "abc,0")), r"(?s)cannot be read: .*#5.*'abc'"),
-        ((*ROWS[:3], ROWS[3].replace("2019-05-24", "24/05/2019")), "'24/05/2019'"),
-        ((*ROWS[:3], ROWS[3].replace("2019-05-24", "")), "must hold times such as 2019-05-24"),
-        ((), "has no rows"),
-    ],
-)
-def test_a_file_that_cannot_be_a_market(tmp_path: Path, rows: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        load_market(written(tmp_path / "bars.csv", rows))
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"columns date, .* once, but has 0 of volume"):
-        load_market(written(tmp_path / "bars.csv", header=HEADER.replace("volume", "size")))
-    with pytest.raises(ConfigError, match="once, but has 2 of close"):
-        load_market(written(tmp_path / "bars.csv", header=HEADER.replace("volume", "close")))
-    with pytest.raises(ConfigError, match=r"absent\.csv cannot be read"):
-        load_market(tmp_path / "absent.csv")
-    with pytest.raises(ConfigError, match=r"neither a \.csv nor a \.parquet"):
-        load_market(tmp_path / "bars.pickle")
-    written(tmp_path / "bars.parquet")
-    with pytest.raises(ConfigError, match=r"bars\.parquet cannot be read"):
-        load_market(tmp_path / "bars.parquet")
-
-
-def test_a_relative_path_is_named_by_where_it_was_looked_for(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=f"^{tmp_path}/bars.csv cannot be read"):
-        load_market("bars.csv")
-
-
-def test_adjust_takes_the_jump_away(tmp_path: Path) -> None:
-    path = written(tmp_path / "bars.csv", (*ROWS[:3], "2019-05-24,B,40,41,39,40,10"))
-    market = load_market(path, adjust=True)
-    assert market.close[1].tolist() == pytest.approx([11, 20.5])
-    assert market.volume[1, 1] == pytest.approx(10 * 40 / 20.5)
-
-
 # --- indicators ----------------------------------------------------------------------------------
 
 
@@ -323,69 +227,7 @@ def test_turbulence_against_a_loop() -> None:
         assert index[day] == pytest.approx(away @ np.linalg.inv(covariance) @ away, rel=1e-9)
 
 
-def test_turbulence_of_minutes_is_that_of_the_day_before() -> None:
-    market = synthetic_market(tickers=2, bars=300 * 4, bars_per_day=4)
-    closing = [getattr(market, name)[3::4] for name in ("open", "high", "low", "close", "volume")]
-    closing[0] = closing[3]  # a bar of a whole day
-    daily = turbulence_index(Market(market.tickers, market.times[::4], *closing))
-    assert daily[252:].all()
-    shown = turbulence_index(market).reshape(300, 4)
-    assert (shown == np.append(0, daily[:-1])[:, None]).all()
-
-
-def test_turbulence_of_dependent_returns_is_finite() -> None:
-    index = turbulence_index(wave_market(tickers=4, bars=300))  # rank 1
-    assert (index[252:] > 0).all()
-    assert (index < 2).all()
-
-
-def test_turbulence_of_more_tickers_than_a_year_can_tell_apart_is_0() -> None:
-    """Up to half as many as days, its mean over days is that of the formula."""
-    assert not turbulence_index(synthetic_market(tickers=127, bars=300)).any()
-    index = turbulence_index(synthetic_market(tickers=126, bars=500))[252:]
-    assert index.mean() == pytest.approx(252 * 126 / (250 - 126), rel=0.25)
-
-
 # --- made markets --------------------------------------------------------------------------------
-
-
-def test_synthetic_returns_have_what_real_ones_have() -> None:
-    market = synthetic_market(tickers=6, bars=5000)
-    returns = np.diff(market.close, axis=0) / market.close[:-1]
-    away = returns - returns.mean(axis=0)
-    correlation = np.corrcoef(returns.T)[np.triu_indices(6, 1)]
-    assert (correlation > 0.1).all()  # they move together
-    assert (correlation < 0.9).all()
-    assert (
-        (away**4).mean(axis=0) / (away**2).mean(axis=0) ** 2 > 4
-    ).all()  # fat tails: Gauss has 3
-    volatile = (away**2).mean(axis=1)
-    assert np.corrcoef(volatile[1:], volatile[:-1])[0, 1] > 0.05  # regimes last
-    assert np.abs(returns).max() < SPLIT_THRESHOLD  # no bar looks like a split
-    assert market.bars_per_year == 252
-
-
-def test_synthetic_minutes_are_in_days() -> None:
-    market = synthetic_market(tickers=2, bars=1000, bars_per_day=390)
-    assert [str(time)[:16] for time in market.times[[0, 389, 390]]] == [
-        "2010-01-01T09:30",
-        "2010-01-01T15:59",
-        "2010-01-04T09:30",
-    ]
-    assert market.bars_per_year == 252 * 1000 / 3
-    daily = np.diff(
-        np.log(synthetic_market(tickers=20, bars=390 * 50, bars_per_day=390).close[::390, :]),
-        axis=0,
-    )
-    assert 0.008 < daily.std() < 0.04
-
-
-@pytest.mark.parametrize(
-    "options", [{"tickers": 0}, {"bars": 3}, {"seed": -1}, {"bars_per_day": 0.5}, {"tickers": "x"}]
-)
-def test_synthetic_refuses_what_makes_no_market(options: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(options))} must be"):
-        synthetic_market(**options)
 
 
 @settings(max_examples=20, deadline=None)
@@ -409,15 +251,3 @@ def test_the_optimum_of_a_wave_by_dynamic_programming(bars: int, gain: float, co
             moved[i][j] = wealth[i] * fee
         wealth = [max(moved[i][j] for i in range(3)) for j in range(3)]
     assert max(wealth) == pytest.approx(optimal_wealth(bars, gain, 100.0, cost))
-
-
-@pytest.mark.parametrize(
-    ("step", "bars", "a_year"),
-    [(1, 400, 365), (7, 60, 52), (30.4375, 24, 12), (91.3125, 12, 4), (1, 20, 252)],
-)
-def test_a_year_has_the_bars_of_its_calendar(step: float, bars: int, a_year: int) -> None:
-    """Of a market that trades daily, of weekly, monthly and quarterly bars, and of a few days."""
-    market = synthetic_market(tickers=2, bars=bars)
-    days = (np.arange(bars) * step).astype("timedelta64[D]")
-    times = np.datetime64("2020-01-01T16:00:00", "us") + days
-    assert dataclasses.replace(market, times=times).bars_per_year == a_year

@@ -8,10 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
+from child import exit_code
 
 import podracer
-from podracer.cli.main import main
-from podracer.errors import ConfigError
 from podracer.io.addresses import local_run
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.run.loading import reopen
@@ -24,12 +23,6 @@ SCORES = {
     for name, mean, deviation in ROW.findall((PACKAGE / "README.md").read_text())
 }
 EPISODES = 32
-
-
-def command(*arguments) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(list(map(str, arguments)))
-    return int(left.value.code or 0)
 
 
 def test_the_package_holds_five_small_runs_of_version_0_2_0():
@@ -45,7 +38,7 @@ def test_a_run_of_version_0_2_0_opens_and_plays_to_its_score(name, capsys):
     """The mean of other episodes lies within four standard errors of both means."""
     mean, deviation = SCORES[name]
     address = f"trained://{name}"
-    assert command("eval", address, "--episodes", EPISODES, "--seed", 2, "--json") == 0
+    assert exit_code("eval", address, "--episodes", EPISODES, "--seed", 2, "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["unfinished"] == 0
     assert abs(figures["return_mean"] - mean) <= 0.05 + 4 * deviation / EPISODES**0.5
@@ -64,11 +57,3 @@ def test_a_run_of_version_0_2_0_goes_on_elsewhere(tmp_path):
     assert local_run("trained://cartpole", directory=directory) == directory
     assert stored_fingerprint(directory) == after  # it stays as far as it is
     assert stored_fingerprint(FOLDER / "cartpole") == before
-
-
-def test_what_holds_something_else_is_refused(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="holds something else"):
-        local_run("trained://catch", directory=tmp_path)
-    with pytest.raises(ConfigError, match=r"^trained://catsh is no trained agent: did you mean c"):
-        podracer.load("trained://catsh")
