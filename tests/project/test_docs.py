@@ -50,6 +50,7 @@ LONG = (
     "docs/add-an-environment",
     "docs/add-an-agent",
     "docs/coming-from",
+    "docs/troubleshooting",
 )  # they train
 
 

@@ -27,7 +27,14 @@ def test_an_example_learns(
     assert example.main(frames=frames, evaluations=1, devices=1) >= least
 
 
-@pytest.mark.parametrize("name", ["own_agent", "own_environment", "own_network", "reward_shaping"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "own_environment",
+        "reward_shaping",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("own_agent", "own_network")),
+    ],
+)
 def test_an_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For two updates or three, too few to learn."""
     monkeypatch.chdir(tmp_path)

@@ -64,6 +64,7 @@ def test_an_extension_runs(name, load):
     assert math.isfinite(load(name).main(frames=FRAMES[name], evaluations=1, devices=1))
 
 
+@pytest.mark.slow
 def test_a_curriculum_moves_to_levels_that_fail_and_a_resumed_run_goes_on_with_it(load, tmp_path):
     module, seen = load("curriculum"), {}
 
