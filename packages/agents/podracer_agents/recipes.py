@@ -100,20 +100,21 @@ def bit_flipping_dqn() -> Experiment:
     )
 
 
-def cartpole_discrete_sac() -> Experiment:
-    """Discrete SAC on CartPole."""
+def catch_discrete_sac() -> Experiment:
+    """Discrete SAC on Catch."""
     return Experiment(
-        environment="cartpole",
+        environment="catch",
         agent=DiscreteSAC(
             learning_rate=1e-3,
             random_frames=1_000,
             initial_temperature=0.1,
             target_entropy=0.3,
+            target_update_rate=0.01,
             network=TorsoNetwork(MLP((64, 64))),
             replay=Replay(capacity=50_000, batch_size=128, updates_per_rollout=4, warmup=1_000),
         ),
         driver=AnakinConfig(num_envs=16, rollout_length=2, updates_per_chunk=100),
-        frames=60_000,
+        frames=40_000,
         evaluation_episodes=128,
     )
 

@@ -116,6 +116,6 @@ def test_lock_step_sebulba_equals_anakin():
 
 
 @pytest.mark.slow
-def test_it_learns_cartpole(tmp_path):
-    result = podracer.train(recipes.find("cartpole_discrete_sac"), run_dir=tmp_path)
-    assert result.metrics["evaluation_return"] > 400
+def test_it_learns_catch(tmp_path):
+    result = podracer.train(recipes.find("catch_discrete_sac"), run_dir=tmp_path)
+    assert result.metrics["evaluation_return"] > 0.9
