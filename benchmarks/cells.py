@@ -34,7 +34,7 @@ LATER_FIELDS = (
     ("critic_network", None), ("scaled_return_max", None), ("memory_layers", 2),
     ("memory_heads", 4), ("memory_window", 64), ("batch_norm_targets", False),
     ("cloning_alpha", None), ("data", None), ("replay", None), ("records", "chunk"),
-    ("callbacks", None), ("update_pieces", 0),
+    ("callbacks", None), ("update_pieces", 0), ("actor_groups", []), ("critic_groups", []),
 )  # fmt: skip
 FIRST_SEED = 100  # of those that are reported; recipes are tuned with seeds below
 

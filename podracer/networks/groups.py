@@ -1,4 +1,4 @@
-"""Networks of groups of an observation, and several networks as one."""
+"""Networks that see a group of an observation."""
 
 from __future__ import annotations
 
@@ -44,25 +44,3 @@ class GroupNetwork:
         if self.entry is None:
             return select(inputs, self.keys)
         return {**inputs, self.entry: select(inputs[self.entry], self.keys)}
-
-
-def join(networks: Mapping[str, Network]) -> Network:
-    """Return a network with the heads of several, whose parameters and memories it has by name."""
-
-    def init(key: jax.Array) -> Params:
-        keys = jax.random.split(key, len(networks))
-        return {name: x.init(k) for (name, x), k in zip(networks.items(), keys, strict=True)}
-
-    def carry(num_envs: int) -> Carry:
-        carries = {name: network.carry(num_envs) for name, network in networks.items()}
-        return carries if jax.tree.leaves(carries) else ()
-
-    def apply(params: Params, carry: Carry, *inputs: Any) -> tuple[dict[str, jax.Array], Carry]:
-        outputs, carries = {}, {}
-        for name, network in networks.items():
-            memory = carry[name] if carry else ()
-            heads, carries[name] = network.apply(params[name], memory, *inputs)
-            outputs |= heads
-        return outputs, (carries if carry else ())
-
-    return Network(init, carry, apply, min(x.rows_in_cache for x in networks.values()))

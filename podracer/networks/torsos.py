@@ -22,7 +22,6 @@ from podracer.arguments import typed
 from podracer.errors import ConfigError
 from podracer.fields import bounded
 from podracer.networks.convolutions import CNN, ResNet, image_features, make_convolutions
-from podracer.networks.groups import join
 from podracer.networks.layers import (
     ACTIVATIONS,
     Activation,
@@ -308,3 +307,25 @@ def _split(config: Torso, leaves: list[Any], image_axes: int) -> tuple[list, lis
     is_image = [len(x.shape) == image_axes and not isinstance(config, MLP) for x in leaves]
     images = [x for x, image in zip(leaves, is_image, strict=True) if image]
     return images, [x for x, image in zip(leaves, is_image, strict=True) if not image]
+
+
+def join(networks: Mapping[str, Network]) -> Network:
+    """Return a network with the heads of several, whose parameters and memories it has by name."""
+
+    def init(key: jax.Array) -> Params:
+        keys = jax.random.split(key, len(networks))
+        return {name: x.init(k) for (name, x), k in zip(networks.items(), keys, strict=True)}
+
+    def carry(num_envs: int) -> Carry:
+        carries = {name: network.carry(num_envs) for name, network in networks.items()}
+        return carries if jax.tree.leaves(carries) else ()
+
+    def apply(params: Params, carry: Carry, *inputs: Any) -> tuple[dict[str, jax.Array], Carry]:
+        outputs, carries = {}, {}
+        for name, network in networks.items():
+            memory = carry[name] if carry else ()
+            heads, carries[name] = network.apply(params[name], memory, *inputs)
+            outputs |= heads
+        return outputs, (carries if carry else ())
+
+    return Network(init, carry, apply, min(x.rows_in_cache for x in networks.values()))

@@ -55,5 +55,5 @@ def test_an_update_of_ppo_is_short_to_read():
     files = {path for path, _ in known}
     lines = sum(Path(path).read_text().count("\n") for path in files)
     assert len(files) <= 12
-    assert lines <= 2_900
+    assert lines <= 3_000
     assert changes <= 40

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from podracer.agents.common.settings import ActorCriticSettings, GaussianSettings
 from podracer.devices.reductions import Mean
 from podracer.networks import Head, Network, NetworkBuilder
-from podracer.networks.groups import GroupNetwork, join
+from podracer.networks.groups import GroupNetwork
+from podracer.networks.torsos import join
 from podracer.ops.action_masks import action_mask, mask_logits
 from podracer.ops.distributions import ActionDistribution, num_outputs, policy, to_bounds
 from podracer.types import (
@@ -54,7 +55,7 @@ def build_network(
     heads = {name: Head(size, 0.01) for name in names}
     values = {"value" + suffix: Head(1) for suffix in suffixes}
     actor_keys, critic_keys = ((groups or {}).get(role, ()) for role in ("actor", "critic"))
-    actor = GroupNetwork(network, actor_keys)
+    actor = GroupNetwork(network, actor_keys) if actor_keys else network
     if critic_network is None and set(actor_keys) == set(critic_keys):
         plain_network = actor.build(spec.observation, heads | values)
     else:
