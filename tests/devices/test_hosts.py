@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import jax
 import orbax.checkpoint as orbax_checkpoint
 import pytest
-from child import environment, fingerprint, finish, records, start, wait_for_lines
+from child import call, environment, fingerprint, finish, records, start, wait_for_lines
 from jax._src import clusters  # of which `jax.distributed.initialize` is the public side
 
 import podracer
@@ -509,3 +509,19 @@ def test_a_process_whose_peers_never_start_says_so_and_ends(tmp_path):
     waits = "podracer: waits for all 2 processes of the run to join at 127.0.0.1:"
     assert waits in error
     assert "podracer: waited 6 s for all 2 processes" in error
+
+
+@pytest.mark.slow
+@pytest.mark.figure(4)
+def test_a_sweep_goes_on_with_its_virtual_devices(tmp_path):
+    sweep = ("sweep", "catch_a2c", "--vary", "learning_rate=1e-3", "--seeds", 2, "--hidden", 16)
+    frames, whole, cut = 40_000 * STEPS, tmp_path / "whole", tmp_path / "cut"
+    assert call(*sweep, "--frames", frames, "--evaluations", 1, "--run-dir", whole)[0] == 0
+    process = start(*sweep, "--frames", frames, "--evaluations", 1, "--run-dir", cut)
+    wait_for_lines(process, cut, 2)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 75
+    code, _, error = call("resume", cut)
+    assert code == 0, error
+    assert "bit-exact" not in error
+    assert fingerprint(cut) == fingerprint(whole)

@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import re
+import sys
 from types import SimpleNamespace
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from agents import AGENTS, blueprint, environment_for
 from variants import variants
 
+from podracer import recipes
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.devices.startup import choose_gpu_kernels
 from podracer.drivers import anakin, population
@@ -21,6 +23,8 @@ from podracer.drivers.state import abstract_state
 from podracer.envs import make
 from podracer.networks.layers import dense
 from podracer.ops.convolution import LAYOUT, convolution
+from podracer.tournament.config import Tournament
+from podracer.tournament.engine import LocalEngine, find_engine
 
 DEFAULT = ("rainbow",)  # the others take half a minute
 
@@ -131,3 +135,39 @@ def test_kernels_of_a_gpu_sum_in_a_fixed_order_unless_the_user_says_otherwise(
         expected = expected and expected.replace(name, setting)
     assert os.environ.get("XLA_FLAGS") == expected
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # also what was set without monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("share", "name", "expected"),
+    [
+        (0.25, None, {"XLA_CLIENT_MEM_FRACTION": "0.2250"}),
+        (1.0, None, {}),
+        (0.25, "XLA_CLIENT_MEM_FRACTION", {"XLA_CLIENT_MEM_FRACTION": "0.6"}),
+        (0.25, "XLA_PYTHON_CLIENT_MEM_FRACTION", {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}),
+    ],
+)
+def test_pods_on_one_gpu_share_its_memory(tmp_path, monkeypatch, share, name, expected):
+    for variable in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(variable, raising=False)
+    if name:
+        monkeypatch.setenv(name, "0.6")
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nenv\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    engine = LocalEngine(gpu_share=share)
+    engine.start(0, tmp_path)
+    while not engine.poll():
+        pass
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert {line for line in lines if re.match("XLA.*MEM_FRACTION=", line)} == {
+        f"{key}={value}" for key, value in expected.items()
+    }
+
+
+def test_a_tournament_divides_a_gpu_among_its_pods(tmp_path, monkeypatch):
+    for variable in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(variable, raising=False)
+    tournament = Tournament((recipes.find("catch_a2c"),), pods=4)
+    memory = find_engine(tournament)(tmp_path, ()).variables  # type: ignore[attr-defined]
+    assert memory["XLA_CLIENT_MEM_FRACTION"] == "0.2250"

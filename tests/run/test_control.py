@@ -126,6 +126,16 @@ def test_a_killed_run_goes_on_as_it_would_have(devices, tmp_path):
     assert pairs[0] == pairs[1]
 
 
+@pytest.mark.slow
+def test_a_run_that_is_resumed_without_its_control_keeps_what_changed(tmp_path, caplog):
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, run_dir=run, callbacks=[podracer.Control(halve)])
+    longer = dataclasses.replace(EXPERIMENT, frames=EXPERIMENT.frames + 16 * 8 * 5)
+    podracer.train(longer, run_dir=run, resume=True)
+    assert records(run)[-1]["agent.learning_rate"] == 1e-3 / 16
+    assert "goes on with the numbers that have changed: agent.learning_rate." in caplog.text
+
+
 def test_learners_of_sebulba_change_and_what_actors_act_by_cannot(tmp_path):
     sebulba = EXPERIMENT.with_fields({"environment": "catch"}).with_arch("sebulba")
     podracer.train(sebulba, run_dir=tmp_path / "run", callbacks=[podracer.Control(halve)])

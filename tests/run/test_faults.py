@@ -2,9 +2,12 @@
 
 import itertools
 import json
+import os
 import random
 import signal
+import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -224,3 +227,49 @@ def test_a_run_killed_before_its_first_save_starts_again(tmp_path):
     assert code == 0, error
     updates = [record["updates"] for record in records(run)]
     assert updates == list(range(20, 601, 20))
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of its own, and what an error of the disk does to it: it is read-only."""
+    image, place = tmp_path / "image", tmp_path / "disk"
+    place.mkdir()
+    image.touch()
+    os.truncate(image, 64 * 2**20)
+    mount = ["mount", "-o", "loop,errors=remount-ro", image, place]
+    try:
+        subprocess.run(["mkfs.ext4", "-q", image], check=True, capture_output=True)
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    source = subprocess.run(
+        ["findmnt", "-no", "SOURCE", place], check=True, capture_output=True, text=True
+    )
+    trigger = Path("/sys/fs/ext4") / Path(source.stdout.strip()).name / "trigger_fs_error"
+
+    def mount_again():
+        subprocess.run(["umount", place], check=True)
+        subprocess.run(mount, check=True)
+
+    yield place, lambda: trigger.write_text("x"), mount_again
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_becomes_read_only_costs_what_came_after_the_last_save(disk, tmp_path):
+    place, fail, mount_again = disk
+    run, twin = place / "run", tmp_path / "twin"
+    arguments = with_flags(RUN, "--evaluations", 0)
+    process = start(*arguments, "--frames", 10**10, "--run-dir", run)
+    wait_for_lines(process, run, 3)
+    fail()
+    code, _, error = finish(process)
+    assert code == 73, error
+    assert "could not be written" in error.splitlines()[-1]
+    assert {line.partition(" ")[0] for line in error.splitlines()} == {"podracer:"}
+    mount_again()
+    end = ("--frames", (records(run)[-1]["updates"] + 40) * STEPS_PER_UPDATE)
+    for command in (("resume", run, *end), (*arguments, *end, "--run-dir", twin)):
+        code, _, error = finish(start(*command))
+        assert code == 0, error
+    assert (fingerprint(run), records(run)) == (fingerprint(twin), records(twin))

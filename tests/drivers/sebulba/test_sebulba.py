@@ -25,6 +25,7 @@ from podracer.drivers.sebulba import SebulbaConfig, actor_pool, learner, split_d
 from podracer.drivers.sebulba.actor import STAGES
 from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import environment_indices
+from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.trajectory import Recorder
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
@@ -248,6 +249,19 @@ def test_numbers_of_environments_cover_all_hosts_once():
 
 
 # --- the programs --------------------------------------------------------------------------------
+
+
+def test_environments_that_replace_what_hangs_do_so_before_the_drivers_deadline():
+    class Replacing(Counters):
+        def with_deadline(self, seconds):
+            deadlines.append(seconds)
+            return Counters()
+
+    deadlines, config = [], SebulbaConfig(4, 3, env_timeout_seconds=7.0)
+    split = split_devices(jax.devices()[:1], config)
+    with Supervisor(config.env_timeout_seconds) as supervisor:
+        actor_pool.make_environments(Replacing(), split, config, "actor 0", supervisor).close()
+    assert deadlines == [7.0]
 
 
 @pytest.mark.slow

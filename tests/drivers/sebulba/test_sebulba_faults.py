@@ -41,6 +41,7 @@ from podracer.io import checkpoint
 from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import TensorBoardSink
 from podracer.networks import MLP, TorsoNetwork
+from podracer.run import callbacks
 from podracer.run.training import train
 
 pytestmark = pytest.mark.timeout(120)  # what hangs fails
@@ -628,6 +629,22 @@ def test_an_environment_that_fails_in_an_evaluation_leaves_72(once, tmp_path):
     assert isinstance(error, EnvironmentFault)
     assert type(error.__cause__) is Injected
     assert (crash["code"], crash["component"]) == (72, "evaluator")
+
+
+@pytest.mark.figure(5)
+@pytest.mark.slow
+def test_an_evaluator_that_fails_is_named(once, tmp_path, monkeypatch):
+    class Failing:
+        def lower(self, *args):
+            return lambda: None
+
+        def __call__(self, *args):
+            raise Injected("evaluator")
+
+    monkeypatch.setattr(callbacks, "make_evaluator", lambda *args: Failing())
+    _, error, crash = trained(tmp_path)
+    assert type(error) is Injected
+    assert (crash["code"], crash["component"]) == (70, "evaluator")
 
 
 def test_limits_in_seconds_hold_within_a_chunk(once, tmp_path):
