@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from child import wait_until
-from obstore.exceptions import GenericError
+from obstore.exceptions import AlreadyExistsError, GenericError
 from stores import (
     MachineLost,
     Run,
@@ -145,6 +145,41 @@ def test_what_is_no_place_for_the_run_is_refused(run, address, tmp_path):
 # --- faults of stores -----------------------------------------------------------------------------
 
 
+def test_the_run_of_a_directory_goes_on_where_its_store_has_nothing(
+    run, address, tmp_path, monkeypatch
+):
+    """As after a kill before the first copy, and where the store is gone."""
+    reports = []
+    with Run(run, address) as it:
+        it.save(1)
+    shutil.rmtree(tmp_path / "store")
+    restore(address, run, report=reports.append)
+    (tmp_path / "store").mkdir()
+    restore(address, run, report=reports.append)
+    use(monkeypatch, address, unavailable)
+    restore(address, run, report=reports.append)
+    assert "there is no directory" in reports[0]
+    assert "holds no run" in reports[1]
+    assert "503 Slow Down" in reports[2]
+    assert all("goes on." in text for text in reports)
+    with pytest.raises(StorageError, match="503 Slow Down"):
+        restore(address, tmp_path / "other")
+
+
+@pytest.mark.parametrize(("choice", "steps"), [("newest", [4]), ("best", [1, 4]), (3, [3])])
+def test_a_copy_to_read_has_what_is_read(choice, steps, run, address):
+    with Run(run, address) as it:
+        it.save(1, 2, 3, 4, best=1)
+    copy = local_run(address, choice)
+    assert [int(path.name) for path in sorted((copy / "checkpoints").iterdir())] == steps
+    step = {"newest": 4, "best": 1}.get(choice, choice)
+    assert stored_fingerprint(copy, choice) == (step, fingerprint(state(step)))
+    assert not list((local_run(address) / "checkpoints").iterdir())
+    assert local_run(address, choice) == copy
+    with pytest.raises(CheckpointError, match="has no checkpoint of update 7 that is whole"):
+        local_run(address, 7)
+
+
 def normal(operation, name, call):
     return call()
 
@@ -266,6 +301,35 @@ def test_a_store_that_is_gone_costs_nothing_but_the_copy(
     assert copied(tmp_path / "store") == files_of(run)
 
 
+def test_what_could_not_be_seen_at_the_start_is_looked_at_before_anything_is_written(
+    run, address, tmp_path, monkeypatch, caplog
+):
+    """The store fails at each operation of a claim, and holds another run."""
+    with Run(tmp_path / "b", None, identity="b") as it:
+        it.save(1)
+    with Run(run, address) as it:
+        it.save(1)
+    before = copied(tmp_path / "store")
+    for number in range(1, 8):
+        store = use(monkeypatch, address)
+        left = [number]
+
+        def fault(operation, name, call, left=left):
+            left[0] -= 1
+            return unavailable(operation, name, call) if left[0] == 0 else call()
+
+        store.fault = fault
+        outcome = ""
+        try:
+            with Run(tmp_path / "b", address) as it:
+                it.save(1 + number)
+        except ConfigError as error:
+            outcome = str(error)
+        assert "holds another run" in outcome + caplog.text
+        assert copied(tmp_path / "store") == before
+        caplog.clear()
+
+
 @pytest.mark.figure(26)
 @pytest.mark.parametrize("stride", [15, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_machine_that_is_lost_at_any_operation_leaves_a_copy_that_comes_back(
@@ -349,6 +413,15 @@ def test_damage_in_the_store_is_found(num_trials, run, address, tmp_path, cases)
         assert stored_fingerprint(other) == (1, digest)
         path.write_bytes(content)
         shutil.rmtree(other)
+
+
+def test_a_store_without_a_whole_checkpoint_is_refused(run, address, tmp_path):
+    with Run(run, address) as it:
+        it.save(1)
+    shutil.rmtree(stored(tmp_path / "store", f"checkpoints/{1:012d}"))
+    with pytest.raises(CheckpointError, match="has no checkpoint that is whole"):
+        restore(address, tmp_path / "other", report=ignore)
+    assert not (tmp_path / "other" / CONFIG).exists()
 
 
 @pytest.mark.figure(16)
@@ -526,6 +599,31 @@ def test_a_copy_of_an_earlier_version_goes_on(run, address, tmp_path):
     shutil.rmtree(tmp_path / "store" / "other")  # FileNotFoundError if it was deleted
     assert copied(tmp_path / "store") == files_of(other)
     assert (tmp_path / "store" / "leases" / "000005").exists()
+
+
+def test_a_copied_directory_is_another_machine(run, address, tmp_path, monkeypatch):
+    hurry(monkeypatch, 1.0)
+    with Run(run, address) as it:
+        it.save(1)
+        shutil.copytree(run, tmp_path / "twin")
+        with pytest.raises(ConfigError, match="whose heartbeat is"):
+            Run(tmp_path / "twin", address).__enter__()
+
+
+def test_a_claim_whose_answer_is_lost_is_one(run, address, monkeypatch):
+    def lost_answer(operation, name, call):
+        if (operation, name) == ("put", "leases/000001") and not done:
+            done.append(call())
+            raise AlreadyExistsError("created by the first attempt")
+        return call()
+
+    done = []
+    use(monkeypatch, address, lost_answer)
+    start = time.monotonic()
+    with Run(run, address) as it:
+        it.save(1)
+    assert done
+    assert time.monotonic() - start < Lease.EXPIRY_SECONDS / 2
 
 
 @pytest.mark.figure(26)

@@ -175,6 +175,44 @@ def test_a_tournament_ends_quietly_and_is_heard_by_this_machine_only(tmp_path: P
 
 @pytest.mark.figure(13)
 @slow
+def test_killed_pods_and_workers_go_on_from_their_last_save(tmp_path: Path) -> None:
+    with resumed(begun(tmp_path, tournament())) as run:
+        holder = run.holder
+        first = {}
+        for name, victim in (("p0r0", "pod"), ("p1r0", "worker")):
+            wait_until(lambda name=name: saved(run, name))
+            pod = run.pods(name)[0]
+            metrics = tmp_path / "pods" / name / "metrics.jsonl"
+            first[metrics] = metrics.read_text().splitlines()[0]
+            os.kill(pod.pid if victim == "pod" else pod.parent, signal.SIGKILL)
+        code, output = run.end()
+        assert code == 0, output
+        assert_nothing_left(run, holder)
+    assert_whole(run)
+    failed = run.events(Failed)
+    assert sorted(each.pod for each in failed) == [0, 1]
+    assert all(each.frames > 0 for each in failed)
+    for metrics, line in first.items():
+        assert metrics.read_text().splitlines()[0] == line, "it began anew"
+
+
+@pytest.mark.figure(13)
+@slow
+def test_a_killed_driver_takes_its_pods_along_and_loses_nothing(tmp_path: Path) -> None:
+    begun(tmp_path, tournament())
+    with resumed(tmp_path) as run:
+        holder = run.holder
+        wait_until(lambda: saved(run, "p1r0"))
+        run.driver.kill()
+        assert_nothing_left(run, holder)
+    with resumed(tmp_path) as run:
+        code, output = run.end()
+        assert code == 0, output
+    assert_whole(run)
+
+
+@pytest.mark.figure(13)
+@slow
 @pytest.mark.parametrize("victim", ["raylet", "gcs_server", "podracer_cloud.ray_cluster"])
 def test_when_the_engine_dies_it_says_how_to_go_on_and_leaves_nothing(
     tmp_path: Path, victim: str

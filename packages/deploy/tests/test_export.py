@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import AGENTS, CONTINUOUS, blueprint, environment_for
+from agents import AGENTS, CONTINUOUS, RECURRENT, blueprint, environment_for
 from jax import lax
 from lucky import LUCKY
 from walk import BOX, WALK, Walk
 
 import podracer
+from podracer.agents.ppo import PPO
 from podracer.cli.main import main
 from podracer.envs import make
 from podracer.errors import ConfigError, PodracerError
@@ -321,6 +322,21 @@ def test_stablehlo_holds_every_agent(name):
 
 
 # --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_memory_goes_from_call_to_call_and_first_forgets_it():
+    agent, state = build(PPO(network=RECURRENT), WALK.spec)
+    decision = make_decision(agent, state)
+    runner = onnx_runner(to_onnx(decision, {}))
+    arrays = {"observation": np.ones((2, 2), np.float32), "first": np.array([True, False])}
+    memory = {name: np.ones((2, *x.shape), x.dtype) for name, x in decision.initial_memory.items()}
+    outputs = runner(arrays | memory)
+    assert set(memory) == {"memory.shared"}
+    new_memory = outputs["next_memory.shared"]
+    assert np.abs(new_memory[0] - new_memory[1]).max() > 0.01
+    fresh = runner(arrays | {name: np.zeros_like(x) for name, x in memory.items()})
+    np.testing.assert_array_equal(fresh["next_memory.shared"][0], new_memory[0])
 
 
 @pytest.fixture

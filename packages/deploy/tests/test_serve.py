@@ -15,16 +15,17 @@ import jax
 import numpy as np
 import pytest
 from agents import AGENTS, blueprint
-from models import promote, rollback
+from models import promote, record, rollback
 from walk import Walk
 
 import podracer
-from podracer.errors import CheckpointError
+from podracer.errors import CheckpointError, ConfigError
 from podracer.io.seal import seal
 from podracer.policy import Policy
 from podracer.run.loading import reopen
 from podracer.types import Discrete
 from podracer_deploy.commands import listen
+from podracer_deploy.serve import server as servers
 from podracer_deploy.serve.server import make_server
 from podracer_deploy.serve.service import Model, RequestError, Service, load_model
 
@@ -73,6 +74,17 @@ def test_sessions_remember_apart_from_each_other(recurrent):
                 assert recurrent.act(request)["action"] == int(expected[i](x)), (episode, step)
 
 
+def test_sessions_are_remembered_up_to_a_number_of_observations(recurrent, monkeypatch):
+    monkeypatch.setattr("podracer_deploy.serve.service.MAX_SESSION_ROWS", 7)
+    batch = OBSERVATIONS[0, :3].tolist()
+    for name in ("a", "b", "c"):
+        recurrent.act({"observation": batch, "session": name, "reset": True})
+    assert recurrent.num_sessions == 2
+    with pytest.raises(RequestError, match="there is no session 'a', or no more"):
+        recurrent.act({"observation": batch, "session": "a"})
+    recurrent.act({"observation": batch, "session": "b"})
+
+
 def test_rows_of_a_batch_begin_new_episodes_of_their_own(recurrent):
     expected = recurrent.model.policy.copy()
     for step, rows in enumerate(OBSERVATIONS):
@@ -104,6 +116,93 @@ def test_a_wrong_request_is_refused_with_a_sentence(service, request_, message):
     with pytest.raises(RequestError, match=message):
         service.act(request_)
     assert service.act({"observation": [0, 0]})["model"] == "run"
+
+
+@pytest.mark.parametrize("wrong", [{"reward": "much"}, {"reset": 1}])
+def test_a_refused_request_begins_no_session(service, wrong):
+    request = {"observation": [0, 0], "session": "new", "reset": True}
+    with pytest.raises(RequestError):
+        service.act(request | wrong)
+    with pytest.raises(RequestError, match="there is no session 'new'"):
+        service.act(request | {"reset": False})
+
+
+@pytest.mark.parametrize("agent", ["dqn", "rainbow", "r2d2", "ppo-gru"])
+def test_constants_that_an_agent_carries_are_no_memory(tmp_path, agent):
+    """The ranks of environments; a service answers such a policy without a session."""
+    service = Service(tmp_path, lambda path: model_of("run", agent))
+    has_memory = agent in ("r2d2", "ppo-gru")
+    assert service.model.policy.has_memory == has_memory
+    request = {"observation": [0.1, 0.2]}
+    with pytest.raises(RequestError, match="session") if has_memory else contextlib.nullcontext():
+        assert service.act(request)["model"] == "run"
+
+
+def models_of(directory, name):
+    """Make a directory of models, or promote one more in it, without its checkpoint."""
+    (directory / name).mkdir(parents=True)
+    (directory / name / "config.json").touch()
+    record(directory, name, {"config.json": "0"})
+    return directory
+
+
+def test_a_model_that_cannot_be_read_for_a_moment_is_taken_up_later(tmp_path, caplog):
+    failures = [OSError("the disk is away"), OSError("the disk is away"), ConfigError("unfit")]
+
+    def load(path):
+        if path.name == "000002" and failures:
+            raise failures.pop(0)
+        return model_of(path.name, "a2c")
+
+    service = Service(models_of(tmp_path, "000001"), load)
+    models_of(tmp_path, "000002")
+    for _ in range(2):
+        service.refresh()
+    assert caplog.text.count("stays: the disk is away") == 1
+    for _ in range(3):  # refused for good
+        service.refresh()
+    assert service.model.name == "000001"
+    assert caplog.text.count("stays: unfit") == 1
+    models_of(tmp_path, "000003")
+    service.refresh()
+    assert service.model.name == "000003"
+
+
+def test_a_model_that_was_seen_half_copied_is_tried_again(tmp_path):
+    def load(path):
+        if not (path / "state").exists():
+            raise CheckpointError("'state' is missing")
+        return model_of(path.name, "a2c")
+
+    models = models_of(tmp_path, "000001")
+    (models / "000001" / "state").touch()
+    service = Service(models, load)
+    models_of(tmp_path, "000002")
+    service.refresh()
+    assert service.model.name == "000001"
+    (models / "000002" / "state").touch()
+    service.refresh()
+    assert service.model.name == "000002"
+
+
+def test_a_directory_of_models_is_known_by_more_than_its_numbers(tmp_path):
+    """`ln -sfn` exchanges it while it is served."""
+    for name in ("one", "two"):
+        models_of(tmp_path / name, "000001")
+    (tmp_path / "link").symlink_to("one")
+    loads = []
+
+    def load(path):
+        loads.append(path.resolve().parent.name)
+        return model_of(path.name, "a2c", seed=len(loads))
+
+    service = Service(tmp_path / "link", load)
+    service.refresh()
+    (tmp_path / "new").symlink_to("two")
+    (tmp_path / "new").replace(tmp_path / "link")
+    service.refresh()
+    service.refresh()
+    assert loads == ["one", "two"]
 
 
 def test_memory_needs_a_session_and_a_lost_one_is_told(recurrent):
@@ -194,6 +293,26 @@ def test_a_long_body_is_refused_before_it_is_sent(service, caplog):
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.slow
+def test_slow_connections_give_way(service, monkeypatch):
+    """A body that never ends ends its connection, and silent ones leave room for others."""
+    monkeypatch.setattr(servers, "PATIENCE_SECONDS", 1.0)
+    limit = (12, 12)
+    with serving(service) as address:
+        head = b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+        slow = [socket.create_connection(parts(address)) for _ in range(3)]
+        slow[0].sendall(head)
+        slow[1].sendall(b"GET /health HTTP/1.1\r\nHo")
+        assert [client.recv(1) for client in slow] == [b"", b"", b""]
+        monkeypatch.setattr(servers, "PATIENCE_SECONDS", 8.0)
+        monkeypatch.setattr(servers.resource, "getrlimit", lambda which: limit)
+        slow += [socket.create_connection(parts(address)) for _ in range(10)]
+        assert slow[3].recv(1) == b""  # the oldest
+        assert ask(f"{address}/health")[0] == 200
+        for client in slow:
+            client.close()
+
+
 def parts(address):
     host, port = address.removeprefix("http://").split(":")
     return host, int(port)
@@ -261,3 +380,12 @@ def test_a_model_that_was_exchanged_is_not_served(models, runs):
     seal(model / "checkpoints")  # valid as a run
     with pytest.raises(CheckpointError, match="000002 is not the model that"):
         Service(models, load)
+
+
+def test_an_error_that_nobody_foresaw_keeps_the_model(models, caplog):
+    loaded = iter([model_of("000001", "a2c")])
+    service = Service(models, lambda path: next(loaded))  # StopIteration at the second
+    rollback(models)
+    service.refresh()
+    assert service.model.name == "000001"
+    assert "Traceback" in caplog.text

@@ -24,6 +24,7 @@ from podracer.drivers import population
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.environment import auto_reset
+from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
 from podracer.run.setup import make_driver
@@ -183,6 +184,13 @@ def test_what_fits_no_data_set_is_not_unpacked(name, message, tmp_path):
 
 
 # --- replay ---------------------------------------------------------------------------------------
+
+
+def test_a_file_decides_no_import(tmp_path):
+    path = tmp_path / "data.npz"
+    path.write_bytes(dataset(environment="gymnasium:mine:Maze-v0").encode())
+    with pytest.raises(ConfigError, match="imports the module 'mine', and a file does not"):
+        make(f"data:{path}")
 
 
 @pytest.mark.parametrize("has_finals", [True, False])

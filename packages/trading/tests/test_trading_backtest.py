@@ -21,10 +21,13 @@ from podracer.agents.ppo import PPO
 from podracer.cli.main import main
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
+from podracer.errors import ConfigError
+from podracer.io.checkpoint import stored_fingerprint
 from podracer_trading.backtest import POLICY, backtest, evaluate_policy, simulate
 from podracer_trading.baselines import buy_and_hold
+from podracer_trading.delivery import promote
 from podracer_trading.environment import Trading
-from podracer_trading.market import Period, split_market
+from podracer_trading.market import Market, Period, split_market
 from podracer_trading.metrics import compute_performance
 from podracer_trading.synthetic import synthetic_market
 
@@ -61,6 +64,16 @@ def rolled(env: Trading, actions: np.ndarray) -> Any:
 
 
 # --- books ---------------------------------------------------------------------------------------
+
+
+def write_csv(market: Market, path: Path) -> Path:
+    lines = ["date,ticker,open,high,low,close,volume"]
+    for row, column in np.ndindex(*market.close.shape):
+        names = ("open", "high", "low", "close", "volume")
+        cells = [repr(float(getattr(market, name)[row, column])) for name in names]
+        lines.append(",".join([str(market.times[row])[:10], market.tickers[column], *cells]))
+    path.write_text("\n".join(lines) + "\n")
+    return path
 
 
 def test_the_books_are_the_environments() -> None:
@@ -130,6 +143,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+def test_the_validation_is_the_runs_own(run: Path) -> None:
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    book = backtest(run).validation.portfolio
+    gained = (book.equity[-1] - book.equity[0]) * 2**-13
+    assert gained == pytest.approx(last["evaluation_return"], rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.slow
 def test_the_command_prints_and_writes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["backtest", str(run)])
@@ -159,3 +180,45 @@ def test_the_command_prints_and_writes(run: Path, capsys: pytest.CaptureFixture[
     expected = backtest(run).backtest.metrics["equal weight"]
     assert figures["backtest"]["equal weight"]["sharpe"] == expected.sharpe
     assert figures["backtest"]["policy"]["costs"] >= 0
+
+
+@pytest.mark.slow
+def test_the_backtest_period_changes_nothing_else(tmp_path: Path) -> None:
+    """Two files that differ after the validation period: the same training, the same scores, the
+    same choice, to the bit; other figures in the back-test. And such a change is noticed."""
+    market = synthetic_market(tickers=3, bars=200)
+    last = np.flatnonzero(market.times == np.datetime64("2010-08-12"))[0] + 1
+    order = np.concatenate([np.arange(last), np.arange(last, 200)[::-1]])
+    names = ("open", "high", "low", "close", "volume")
+    shuffled = {name: getattr(market, name)[order] for name in names}
+    scale = np.where(np.arange(200) < last, 1.0, 1.05)[:, None]
+    altered = {name: values * scale for name, values in shuffled.items()}
+    found = []
+    for name, bars in (("one", market), ("other", dataclasses.replace(market, **altered))):
+        (tmp_path / name).mkdir()
+        path = write_csv(bars, tmp_path / name / "bars.csv")
+        cuts = "train_until=2010-06-17,validate_until=2010-08-12"
+        again = dataclasses.replace(EXPERIMENT, environment=f"trading:{path},{cuts}")
+        runs = [
+            podracer.train(again, seed=seed, run_dir=tmp_path / name / f"run{seed}").run_dir
+            for seed in (0, 1)
+        ]
+        lines = [(run / "metrics.jsonl").read_text().splitlines() for run in runs]
+        scores = [json.loads(line).get("evaluation_return") for each in lines for line in each]
+        state = [stored_fingerprint(run) for run in runs]
+        decisions = [promote(tmp_path / name / "models", run) for run in runs]
+        chosen = [(each.action, each.score, each.previous_score) for each in decisions]
+        results = [backtest(run) for run in runs]
+        validation = [result.to_json()["validation"] for result in results]
+        tested = [result.to_json()["backtest"] for result in results]
+        found.append(((state, scores, chosen, validation), tested))
+    (one, one_tested), (other, other_tested) = found
+    assert one == other
+    assert all(a["equal weight"] != b["equal weight"] for a, b in zip(
+        one_tested, other_tested, strict=True))  # fmt: skip
+
+    write_csv(market, tmp_path / "other" / "bars.csv")
+    with pytest.raises(ConfigError, match=r"periods.backtest.market.digest changed since: bring"):
+        backtest(tmp_path / "other" / "run0")
+    with pytest.raises(ConfigError, match="began in another environment"):
+        promote(tmp_path / "other" / "models", tmp_path / "other" / "run0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -19,7 +20,7 @@ from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io import run_directory as rundir
-from podracer.io.seal import seal, verify_seal
+from podracer.io.seal import read_sealed_json, seal, seal_json, verify_seal
 from podracer_trading import delivery
 from podracer_trading.backtest import backtest, load_trading
 from podracer_trading.delivery import current_model, promote, rollback
@@ -115,6 +116,34 @@ def test_better_ones_are_promoted(
     assert current_model(models) == models / "000003"
 
 
+@pytest.mark.slow
+def test_rolling_back_goes_further_each_time(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    for run in runs:
+        promote(tmp_path, run)
+    assert [rollback(tmp_path).model for _ in range(2)] == ["000002", "000001"]
+    assert current_model(tmp_path).name == "000001"
+
+
+@pytest.mark.slow
+def test_both_are_judged_in_the_newer_window(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """The old model is played in the validation period of the new run, not in its own."""
+    later = f"{MARKET},train_until=0.7,validate_until=0.9"
+    run = podracer.train(EXPERIMENT, environment=later, run_dir=tmp_path / "run").run_dir
+    promote(tmp_path / "models", runs[2])
+    decision = promote(tmp_path / "models", run)
+    moved = dataclasses.replace(EXPERIMENT, environment=later)
+    there = tmp_path / "there"  # the old run, were it configured for the new window
+    shutil.copytree(runs[2], there)
+    config = read_sealed_json(run / "config.json")
+    config["run"] = read_sealed_json(there / "config.json")["run"]
+    config["experiment"]["environment"] = moved.environment
+    seal_json(there / "config.json", config)
+    assert decision.previous_score == score(there) != score(runs[2])
+    assert decision.score == score(run)
+    assert decision.window == ("2010-07-16", "2010-09-09")
+    assert (decision.action == "promote") == (decision.score > decision.previous_score)
+
+
 class Killed(BaseException):
     pass
 
@@ -196,6 +225,29 @@ def test_a_kill_leaves_the_old_or_the_new_model(
         assert seen == {before, after}
         shutil.rmtree(tmp_path / "start")
         shutil.copytree(models, tmp_path / "start")
+
+
+@pytest.mark.slow
+def test_what_is_no_longer_what_it_was(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    for run in pair:
+        promote(tmp_path, run)
+    config = tmp_path / "000001" / "config.json"
+    good = config.read_bytes()
+    config.write_bytes(good.replace(b"trading", b"tradinG"))
+    with pytest.raises(CheckpointError, match="000001 is not the model that"):
+        rollback(tmp_path)
+    config.write_bytes(good)
+    shutil.rmtree(tmp_path / "000001")
+    shutil.copytree(tmp_path / "000002", tmp_path / "000001")
+    with pytest.raises(CheckpointError):
+        rollback(tmp_path)
+    assert current_model(tmp_path).name == "000002"
+    shutil.rmtree(tmp_path / "000002")
+    with pytest.raises(CheckpointError, match="000002"):
+        promote(tmp_path, pair[1])
+    (tmp_path / "record.jsonl").write_text("{}\n")
+    with pytest.raises(CheckpointError, match=r"not a record of models|without a model to go back"):
+        current_model(tmp_path)
 
 
 @pytest.mark.slow
