@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from charts import figures
 from child import call, fingerprint, finish, start, wait_for_lines
+from runs import resumed_and_whole
 from standings import entry, stand
 from variants import variants
 
@@ -33,6 +34,7 @@ from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
 from podracer.run import sweep
+from podracer.run.loading import load_run
 from podracer.run.setup import make_driver, make_evaluator
 from podracer.tournament import selection as tournament
 from podracer.types import LearnerState
@@ -237,6 +239,26 @@ def test_fixed_evaluations_play_the_same_episodes_after_a_selection():
         keys = jax.device_put(state.key[::-1], state.key.sharding)
         returns = [evaluate(x).returns for x in (state, dataclasses.replace(state, key=keys))]
         assert np.array_equal(*returns) == fixed
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path):
+    # It stops where a selection is due, which is therefore made by the resumed run.
+    cut, whole = resumed_and_whole(EXPERIMENT, tmp_path, frames=20 * STEPS, evaluations=1)
+    assert (cut / "pods.jsonl").read_text() == (whole / "pods.jsonl").read_text()
+    lineage = sweep.selections(sweep.read_pods(whole))
+    assert [record["updates"] for record in lineage] == [15, 25, 35]
+    numbers = list(range(4))
+    for record in lineage:
+        numbers = [numbers[parent] for parent in record["parent"]]
+    assert sweep.ancestors(lineage) == numbers
+    last = lineage[-1]["hyperparameter_learning_rate"]
+    run = load_run(whole, pod=2)
+    assert run.blueprint.settings.learning_rate == last[2]
+    assert int(run.state.update) == 40
+    found = sweep.configurations(whole)
+    assert sorted(number for each in found for number in each.pods) == [0, 1, 2, 3]
+    assert {each.hyperparameters[0].value for each in found} == set(last)
 
 
 @pytest.mark.slow

@@ -351,6 +351,24 @@ def test_simbav2_has_the_losses_of_its_paper():
 # --- FlashSAC ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+def test_weights_return_to_the_unit_sphere():
+    """After each step, also of another agent's optimizer; targets are averages and lie inside."""
+    agent, env = agent_and_env("simbav2", learning_rate=0.1, target_update_rate=0.5)
+    state, trajectory = begin(agent, env)
+    new, _ = learn(agent, state, trajectory)
+
+    def norms(tree: Any) -> list[np.ndarray]:
+        is_unit = lambda x: isinstance(x, UnitLinear)  # noqa: E731
+        layers = [x for x in jax.tree.leaves(tree, is_leaf=is_unit) if is_unit(x)]
+        assert len(layers) > 8
+        return [np.linalg.norm(layer.weight, axis=0) for layer in layers]
+
+    for norm in (*norms(state.shared.params), *norms(new.shared.params)):
+        np.testing.assert_allclose(norm, 1.0, 1e-5)
+    assert any((norm < 0.999).any() for norm in norms(new.shared.target_params))
+
+
 def flash_network(params: Any, x: np.ndarray, weights: np.ndarray | None) -> tuple[Any, list[Any]]:
     """Kim et al. 2026, figure 2: outputs, and running moments; without weights as in acting."""
     norm, embedding, *blocks, last = params.layers

@@ -157,6 +157,15 @@ def test_the_spectral_norm_is_the_largest_singular_value(shape):
     np.testing.assert_allclose(slope, expected, atol=0.05)
 
 
+@pytest.mark.parametrize("ratio", [0.9, 0.98, 0.995, 0.9999])
+def test_close_singular_values_make_the_spectral_norm_half_a_percent_too_small_at_most(ratio):
+    rng = np.random.default_rng(0)
+    left, right = (np.linalg.qr(rng.normal(size=(n, 16)))[0] for n in (144, 16))
+    singular_values = np.array([1.0, ratio, *rng.uniform(0.1, 0.9, 14)])
+    weight = jnp.asarray((left * singular_values) @ right.T, jnp.float32)
+    assert 0.995 < spectral_norm(weight) < 1 + 1e-6
+
+
 @pytest.mark.parametrize("blocks", [1, 3])  # 3 and more are stacked
 def test_convolutions_of_residual_blocks_have_norm_one_and_others_stay(blocks):
     network = TorsoNetwork(ResNet((4,), blocks, hidden=0))
