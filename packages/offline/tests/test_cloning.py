@@ -36,6 +36,19 @@ def clipped_log_prob(policy, action):
     return jnp.sum(parts, axis=-1)
 
 
+def with_records(trajectory):
+    """The same timesteps as replayed ones, whose records have the actions that were taken."""
+
+    def record(timestep, action):
+        observation = Record(timestep.observation, action)
+        return dataclasses.replace(timestep, observation=observation)
+
+    steps = trajectory.steps
+    final = record(trajectory.final, jax.tree.map(lambda x: x[-1], steps.action))
+    steps = dataclasses.replace(steps, timestep=record(steps.timestep, steps.action))
+    return dataclasses.replace(trajectory, steps=steps, final=final)
+
+
 @pytest.mark.parametrize(
     ("env", "memory"),
     [
@@ -69,7 +82,7 @@ def test_the_gradient_is_that_of_the_likelihood_of_each_action(env, memory):
         assert is_at_bound.any()
         assert not is_at_bound.all()
     expected = jax.grad(negative_log_likelihood)(state.shared.params)
-    new_state, metrics = learn(agent, state, trajectory)
+    new_state, metrics = learn(agent, state, with_records(trajectory))
     close(gradient(new_state), expected)
     close(metrics["loss"], negative_log_likelihood(state.shared.params))
 
