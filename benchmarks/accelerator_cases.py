@@ -49,7 +49,7 @@ from podracer.devices.machine import num_cores
 from podracer.devices.mesh import find_devices
 from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.drivers.population import Pod
-from podracer.drivers.sebulba import Sebulba, SebulbaConfig, tune
+from podracer.drivers.sebulba import Sebulba, SebulbaConfig
 from podracer.environment import auto_reset
 from podracer.envs.catch import Catch, CatchState
 from podracer.errors import ConfigError
@@ -60,6 +60,7 @@ from podracer.recipes.atari import IMPALA_SHALLOW
 from podracer.run.setup import build
 from podracer.schedules import over_run
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
+from podracer_plan import trials
 
 HERE = Path(__file__).parent
 SHARE_OF_A_CHILD = "0.3"  # of the device's memory
@@ -507,7 +508,7 @@ def atari_speed(
         agent = dataclasses.replace(agent, network=network)
     driver = Sebulba(agent, env, config, find_devices(1))
     began = time.perf_counter()
-    rate, metrics = tune.measure(driver, seconds := plan.size(4, 0) or 0.1)
+    rate, metrics = trials.measure(driver, seconds := plan.size(4, 0) or 0.1)
     start_seconds = time.perf_counter() - began - seconds
     if not goals:
         one = dataclasses.replace(config, threads_per_actor=1, env_threads=num_cores())

@@ -31,11 +31,12 @@ from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
 from podracer.devices.mesh import find_devices
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.sebulba import Sebulba, SebulbaConfig, tune
+from podracer.drivers.sebulba import Sebulba, SebulbaConfig
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.rollout import init_actor
 from podracer.types import Continuous
+from podracer_plan import trials
 
 ENVS, T, CHUNK = 64, 16, 20
 NETWORK = TorsoNetwork(MLP((64, 64)))
@@ -70,7 +71,7 @@ def agents(options: Any) -> None:
             )
             config = SebulbaConfig(ENVS, T, CHUNK, threads_per_actor=1, env_threads=1)
             driver = Sebulba(agent, env, config, find_devices(1))
-            served, _ = tune.measure(driver, options.seconds)
+            served, _ = trials.measure(driver, options.seconds)
             print(
                 f"{name:14}{environment:10}{rate:>12,.0f} Anakin{served:>12,.0f} Sebulba",
                 flush=True,

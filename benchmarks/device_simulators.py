@@ -26,8 +26,9 @@ from podracer.agents.ppo import PPO
 from podracer.checks.random_play import random_actions
 from podracer.devices.mesh import find_devices
 from podracer.devices.startup import choose_gpu_kernels
-from podracer.drivers.sebulba import Sebulba, SebulbaConfig, tune
+from podracer.drivers.sebulba import Sebulba, SebulbaConfig
 from podracer.errors import ConfigError
+from podracer_plan import trials
 
 TASKS = ("CartPoles", "PointMasses")
 MOST_MS, MOST_SHARE = 1.0, 0.2  # the goals on a GPU
@@ -45,7 +46,7 @@ def measure(task: str, num_envs: int, seconds: float, device: str = "cuda") -> d
     driver = Sebulba(PPO(), env, config, find_devices(1))
     simulator_ms = _simulator_ms(env, num_envs, seconds)
     acting_ms = 1e3 * num_envs / sebulba.measure_acting(driver, seconds)
-    steps_per_second, metrics = tune.measure(driver, seconds)
+    steps_per_second, metrics = trials.measure(driver, seconds)
     return {
         "value": acting_ms,
         "simulator_ms": simulator_ms,

@@ -24,9 +24,10 @@ from podracer import envs
 from podracer.agents.impala import Impala
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import find_devices
-from podracer.drivers.sebulba import Sebulba, SebulbaConfig, tune
+from podracer.drivers.sebulba import Sebulba, SebulbaConfig
 from podracer.errors import ConfigError
 from podracer.networks import CNN, MLP, TorsoNetwork
+from podracer_plan import trials
 
 SHALLOW = CNN((16, 32), (8, 4), (4, 2), (256,))  # IMPALA's
 TINY = CNN((8,), (8,), (8,), (32,))
@@ -78,7 +79,7 @@ def series(title: str, choices: list[tuple[Any, ...]], options: Any) -> None:
     for _ in range(options.repetitions):
         turn = []
         for _, what in made:
-            rate, metrics = tune.measure(what, options.seconds)
+            rate, metrics = trials.measure(what, options.seconds)
             turn.append((bench.measure_acting(what, options.seconds), rate, metrics))
         turns.append(turn)
     print(

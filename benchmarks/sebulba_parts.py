@@ -27,7 +27,7 @@ from podracer.devices.machine import num_cores
 from podracer.devices.mesh import find_devices
 from podracer.devices.startup import use_compilation_cache
 from podracer.drivers.progress import Request, request_array
-from podracer.drivers.sebulba import Sebulba, tune
+from podracer.drivers.sebulba import Sebulba
 from podracer.drivers.sebulba.actor_pool import ActorPool, make_actor_pool, native_threads
 from podracer.drivers.sebulba.config import SebulbaConfig, environment_indices
 from podracer.drivers.sebulba.supervisor import Supervisor
@@ -38,6 +38,7 @@ from podracer.envs.host.dlpack import on_host
 from podracer.fields import static, struct
 from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
+from podracer_plan import trials
 
 
 def measure_simulator(driver: Sebulba, seconds: float) -> float:
@@ -299,7 +300,7 @@ MEASURES: dict[str, Callable[[Sebulba, float], float]] = {
     "simulator": measure_simulator,
     "acting": measure_acting,
     "learning": measure_learning,
-    "training": lambda driver, seconds: tune.measure(driver, seconds)[0],
+    "training": lambda driver, seconds: trials.measure(driver, seconds)[0],
     "plain_loop_acting": partial(measure_plain_loop, learn=False),
     "plain_loop_training": partial(measure_plain_loop, learn=True),
 }
