@@ -66,13 +66,14 @@ def completion(options: CompletionOptions) -> int:
                 choices[flag].update(setting.kind.words)
     for name in of_recipes:
         flags[name] |= {f"--{x.replace('_', '-')}" for x in ("size", *recipes.options_of(name))}
-    words = {"commands": " ".join(of_commands), "recipes": " ".join(of_recipes)}
-    words["choices"] = _cases(choices, choices)
-    words["flags"], words["flags_of_recipes"] = (
-        _cases(flags, of_commands),
-        _cases(flags, of_recipes),
+    script = _SCRIPT.format(
+        commands=" ".join(of_commands),
+        recipes=" ".join(of_recipes),
+        choices=_cases(choices, choices),
+        flags=_cases(flags, of_commands),
+        flags_of_recipes=_cases(flags, of_recipes),
     )
-    print(_SCRIPT.format(**words), end="")
+    print(script, end="")
     return 0
 
 
