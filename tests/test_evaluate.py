@@ -326,6 +326,19 @@ def test_a_report_that_comes_late_leaves_the_rest_to_the_next(monkeypatch):
     assert (lines[1]["time_evaluate"], lines[1]["seconds"]) == (1.0, 9.0)
 
 
+def test_an_end_that_is_noticed_late_does_not_show_as_speed(monkeypatch):
+    clock = types.SimpleNamespace(perf_counter=lambda: 0.0)
+    monkeypatch.setattr(signals, "time", clock)
+    recorder, times = Recorder(EXPERIMENT, podracer.make("catch")), Stopwatch()
+    ends = [0.06, 0.18, 0.175, 0.24, 0.30]  # of chunks of 0.06 s each; the second was seen late
+    lines = [recorder.record(Progress(i, 8, {}, time=end), times) for i, end in enumerate(ends, 1)]
+    speeds = [line["frames_per_second"] for line in lines]
+    np.testing.assert_allclose(
+        speeds, [8 / 0.06, 8 / 0.12, 16 / 0.12, 24 / 0.18, 16 / 0.12], rtol=1e-6
+    )
+    assert lines[-1]["seconds"] == pytest.approx(0.30)
+
+
 def test_a_mean_over_pods_leaves_out_those_that_met_a_fault():
     recorder = Recorder(EXPERIMENT, podracer.make("catch"))
     progress = Progress(7, 8, {}, pods={"episodes": np.array([1.0, np.nan, 3.0])})

@@ -339,7 +339,8 @@ class Stopwatch:
         The driver's time ends at `end`, by default now, and leaves out the seconds for which it
         waited for its program.
         """
-        end = time.perf_counter() if end is None else end
+        # What another thread saw end may have ended, as it was told, before the last lap did.
+        end = max(time.perf_counter() if end is None else end, self._mark)
         seconds = {"time_step": end - self._mark - compile_seconds, **self._stages}
         self._mark = end
         self._stages = dict.fromkeys(self._stages, 0.0)

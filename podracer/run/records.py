@@ -43,6 +43,7 @@ class Recorder:
         self._collected_before = 0  # by the resumed run
         self._num_faults = 0  # environments' faults so far
         self._clock, self._cpu = time.perf_counter(), time.process_time()
+        self._recent: list[tuple[int, float]] = []  # frames and seconds of the last records
         self._warnings = set[str]()  # subjects of which it has warned
 
     def restore(self, totals: Totals, best: Best | None = None) -> None:
@@ -85,7 +86,7 @@ class Recorder:
             "updates": progress.updates,
             "frames": self.totals.frames,
             "seconds": self.totals.seconds,
-            "frames_per_second": progress.frames / stepping,
+            "frames_per_second": self._pace(progress.frames, stepping),
             **schedules,
             **self._changes,
             **progress.metrics,
@@ -93,6 +94,16 @@ class Recorder:
             **lap,
             **self._usage(),
         }
+
+    def _pace(self, frames: int, seconds: float) -> float:
+        """Return the frames a second of a record, with those before it that a tenth of one needs.
+
+        The end of a short chunk may be noticed late, and that of the next one right after it.
+        """
+        self._recent.append((frames, seconds))
+        while sum(seconds for _, seconds in self._recent[1:]) >= 0.1:
+            del self._recent[0]
+        return sum(n for n, _ in self._recent) / sum(s for _, s in self._recent)
 
     def add_seconds(self, record: dict[str, Any], times: Stopwatch) -> None:
         """Add the seconds since a record was made to it, those of its evaluation."""
