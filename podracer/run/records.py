@@ -96,7 +96,7 @@ class Recorder:
         }
 
     def _pace(self, frames: int, seconds: float) -> float:
-        """Return the frames a second of a record, with those before it that a tenth of one needs.
+        """Return the frames a second over the last records that together took 0.1 s.
 
         The end of a short chunk may be noticed late, and that of the next one right after it.
         """
@@ -106,7 +106,7 @@ class Recorder:
         return sum(n for n, _ in self._recent) / sum(s for _, s in self._recent)
 
     def add_seconds(self, record: dict[str, Any], times: Stopwatch) -> None:
-        """Add the seconds since a record was made to it, those of its evaluation."""
+        """Add the seconds since a record was made to it: its evaluation took them."""
         lap = times.lap()
         self.totals.seconds += sum(lap.values())
         record |= {stage: record[stage] + seconds for stage, seconds in lap.items()}

@@ -31,7 +31,7 @@ BUDGETS = {
     "ops": 1240,
     "recipes": 1270,
     "reports": 1770,
-    "run": 2960,
+    "run": 2970,
     "scores": 890,
     "testing": 620,
     "tournament": 2280,
