@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agents.rules.disco import rule_file
-from podracer.agents.rules.disco.rule import LSTM, Linear, RuleParams
+from podracer.agents.rules.disco.rule import Affine, LSTMGates, RuleParams
 from podracer.agents.rules.disco.rule_file import CORE, LIFETIME
 from podracer.fields import static, struct
 
@@ -37,7 +37,7 @@ class RuleSize:
         # One draw: each one of its own would be a program of its own to compile.
         normal = jnp.split(jax.random.truncated_normal(key, -2.0, 2.0, (ends[-1],)), ends[:-1])
         layers = {
-            name: Linear(x.reshape(n, m) / n**0.5, jnp.zeros(m))
+            name: Affine(x.reshape(n, m) / n**0.5, jnp.zeros(m))
             for (name, (n, m)), x in zip(shapes.items(), normal, strict=True)
         }
         params = rule_file.from_layers(layers, _new_lstm)
@@ -46,10 +46,10 @@ class RuleSize:
         return dataclasses.replace(params, modulation=modulation)
 
 
-def _new_lstm(layer: Linear) -> LSTM:
+def _new_lstm(layer: Affine) -> LSTMGates:
     weight, bias = jnp.asarray(layer.weight), jnp.asarray(layer.bias)
     units = bias.size // 4
-    return LSTM(weight[:-units], weight[-units:], bias.at[units : 2 * units].set(1.0))
+    return LSTMGates(weight[:-units], weight[-units:], bias.at[units : 2 * units].set(1.0))
 
 
 def encode_rule(params: RuleParams) -> bytes:
@@ -64,7 +64,7 @@ def encode_rule(params: RuleParams) -> bytes:
     return content.getvalue()
 
 
-def _to_layers(params: RuleParams) -> dict[str, Linear]:
+def _to_layers(params: RuleParams) -> dict[str, Affine]:
     """Return the layers of a rule by their names in the file, see `rule_file.from_layers`."""
     core, lifetime = CORE, LIFETIME
     layers = {
@@ -87,8 +87,8 @@ def _to_layers(params: RuleParams) -> dict[str, Linear]:
     return layers
 
 
-def _linear(lstm: LSTM) -> Linear:
+def _linear(lstm: LSTMGates) -> Affine:
     """Return the layer of an LSTM of ours as haiku's file has it, see `rule_file`."""
     weight = np.concatenate([np.asarray(lstm.input), np.asarray(lstm.hidden)])
     bias = np.asarray(lstm.bias) - rule_file.forget_bias(lstm.bias.size // 4)
-    return Linear(rule_file.swap_gates(weight), rule_file.swap_gates(bias))
+    return Affine(rule_file.swap_gates(weight), rule_file.swap_gates(bias))

@@ -31,7 +31,7 @@ Memory = tuple[jax.Array, jax.Array]  # hidden and cell state of the lifetime's 
 
 
 @struct
-class Linear:
+class Affine:
     """Parameters of a linear layer."""
 
     weight: Array  # f32 [n, m]
@@ -39,7 +39,7 @@ class Linear:
 
 
 @struct
-class LSTM:
+class LSTMGates:
     """Parameters of an LSTM, its gates in the order of `networks.memory.lstm`."""
 
     input: Array  # f32 [n, 4 H]
@@ -51,9 +51,9 @@ class LSTM:
 class EmbeddingParams:
     """Parameters that embed what the rule sees of a transition."""
 
-    prediction: tuple[Linear, Linear]  # from y to one number
-    action_prediction: tuple[Linear, Linear]  # from z to one number for each action
-    actions: tuple[Linear, Linear]  # from all that is known about each action
+    prediction: tuple[Affine, Affine]  # from y to one number
+    action_prediction: tuple[Affine, Affine]  # from z to one number for each action
+    actions: tuple[Affine, Affine]  # from all that is known about each action
 
 
 @struct
@@ -61,15 +61,15 @@ class RuleParams:
     """Parameters of the rule; only discovery changes them."""
 
     embedding: EmbeddingParams
-    core: LSTM  # backward over a rollout
-    modulation: Linear  # from the lifetime's memory to a factor for each output of the core
-    prediction: Linear  # target of y
-    action_prediction: Linear  # target of z
-    policy: tuple[Linear, Linear]  # target of the policy, action by action
-    summary: Linear  # from a transition to an input of the lifetime's LSTM
+    core: LSTMGates  # backward over a rollout
+    modulation: Affine  # from the lifetime's memory to a factor for each output of the core
+    prediction: Affine  # target of y
+    action_prediction: Affine  # target of z
+    policy: tuple[Affine, Affine]  # target of the policy, action by action
+    summary: Affine  # from a transition to an input of the lifetime's LSTM
     lifetime_embedding: EmbeddingParams
-    lifetime_input: Linear
-    lifetime: LSTM  # over updates
+    lifetime_input: Affine
+    lifetime: LSTMGates  # over updates
 
 
 @struct
@@ -200,7 +200,7 @@ def _embed(
     ), actions
 
 
-def _embed_distribution(layers: tuple[Linear, Linear], logits: jax.Array) -> jax.Array:
+def _embed_distribution(layers: tuple[Affine, Affine], logits: jax.Array) -> jax.Array:
     """Return one number `[..., 1]` for each distribution `[..., Y]`."""
     return _linear(layers[1], jax.nn.relu(_linear(layers[0], jax.nn.softmax(logits))))
 
@@ -214,18 +214,18 @@ def _signed_log(x: jax.Array) -> jax.Array:
     return jnp.sign(x) * jnp.log1p(jnp.abs(x))
 
 
-def _across_actions(layer: Linear, x: jax.Array) -> jax.Array:
+def _across_actions(layer: Affine, x: jax.Array) -> jax.Array:
     """Return features of each action from its own `[T, B, A, n]` and from the mean of all."""
     mean = jnp.broadcast_to(jnp.mean(x, axis=2, keepdims=True), x.shape)
     return jax.nn.relu(_linear(layer, jnp.concatenate([x, mean], axis=-1)))
 
 
-def _linear(layer: Linear, x: jax.Array) -> jax.Array:
+def _linear(layer: Affine, x: jax.Array) -> jax.Array:
     return affine(x, layer.weight, layer.bias)
 
 
 def _unroll(
-    layer: LSTM, inputs: jax.Array, resets: jax.Array, state: Any, *, reverse: bool
+    layer: LSTMGates, inputs: jax.Array, resets: jax.Array, state: Any, *, reverse: bool
 ) -> tuple[jax.Array, Any]:
     gates = affine(inputs, layer.input, layer.bias)
     return lstm(gates, layer.hidden, resets, state, reverse)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from podracer.agents.rules.disco.rule import LSTM, Array, EmbeddingParams, Linear, RuleParams
+from podracer.agents.rules.disco.rule import Affine, Array, EmbeddingParams, LSTMGates, RuleParams
 from podracer.errors import ConfigError
 from podracer.io.npz import DAMAGE, read_array
 
@@ -78,7 +78,7 @@ def decode_rule(content: bytes, name: str) -> RuleParams:
     return from_layers(layers, _lstm)
 
 
-def from_layers(layers: Mapping[str, Linear], lstm: Callable[[Linear], LSTM]) -> RuleParams:
+def from_layers(layers: Mapping[str, Affine], lstm: Callable[[Affine], LSTMGates]) -> RuleParams:
     """Return the parameters of a rule from its layers by name, of which `lstm` makes LSTMs."""
     core, lifetime = CORE, LIFETIME
     return RuleParams(
@@ -98,7 +98,7 @@ def from_layers(layers: Mapping[str, Linear], lstm: Callable[[Linear], LSTM]) ->
 # --- layers by name ------------------------------------------------------------------------------
 
 
-def _read_layers(archive: zipfile.ZipFile) -> dict[str, Linear]:
+def _read_layers(archive: zipfile.ZipFile) -> dict[str, Affine]:
     """Return all layers; raises one of `DAMAGE` unless they fit each other."""
     predictions = read_array(archive, f"{CORE}/linear_2/b", np.float32).size
     units = read_array(archive, f"{CORE}/linear/b", np.float32).size
@@ -113,11 +113,11 @@ def _read_layers(archive: zipfile.ZipFile) -> dict[str, Linear]:
         bias = read_array(archive, f"{layer}/b", np.float32, shape[1:])
         if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
             raise ValueError(f"{layer} has values that are not finite")
-        layers[layer] = Linear(weight.reshape(shape), bias)
+        layers[layer] = Affine(weight.reshape(shape), bias)
     return layers
 
 
-def _embedding(layers: Mapping[str, Linear], part: str) -> EmbeddingParams:
+def _embedding(layers: Mapping[str, Affine], part: str) -> EmbeddingParams:
     return EmbeddingParams(
         prediction=(layers[f"{part}/mlp/~/linear_0"], layers[f"{part}/mlp/~/linear_1"]),
         action_prediction=(layers[f"{part}/mlp_1/~/linear_0"], layers[f"{part}/mlp_1/~/linear_1"]),
@@ -125,11 +125,11 @@ def _embedding(layers: Mapping[str, Linear], part: str) -> EmbeddingParams:
     )
 
 
-def _lstm(layer: Linear) -> LSTM:
+def _lstm(layer: Affine) -> LSTMGates:
     """Return a haiku LSTM, whose gates i, g, f, o have a forget bias of 1 besides, as ours."""
     units = layer.bias.size // 4
     weight, bias = swap_gates(layer.weight), swap_gates(layer.bias)
-    return LSTM(weight[:-units], weight[-units:], bias + forget_bias(units))
+    return LSTMGates(weight[:-units], weight[-units:], bias + forget_bias(units))
 
 
 def swap_gates(x: Array) -> np.ndarray:
