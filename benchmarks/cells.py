@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from podracer import recipes
-from podracer.agents.common.recurrent import Recurrence
+from podracer.agents.continuous.sequences import Recurrence
 from podracer.cli.recipe_flags import find_recipe, parse_experiment
 from podracer.cli.train import TrainOptions
 from podracer.config.experiment import Experiment
@@ -419,16 +419,7 @@ CELLS: tuple[Cell, ...] = (
         published=("crossq",),
     ),
     Cell("Trading", "trading", "ppo", "trading_ppo", 10, 10, ("sb3/ppo",), _TRADING_REMARK),
-    Cell("Atari", "pong", "ppo", "pong_ppo", 1, 60),
-    Cell(
-        "Atari",
-        "pong",
-        "ppo-10m",
-        "pong_ppo --frames 10000000 --learning-rate 5e-4:0:1e7 --evaluations 20 "
-        f"--evaluation-episodes 30 {SAVE_RARELY}",
-        3,
-        1000,
-    ),
+    Cell("Atari", "pong", "ppo", f"pong_ppo --evaluation-episodes 30 {SAVE_RARELY}", 3, 450),
 )
 
 

@@ -1,6 +1,6 @@
 """Agents: settings, and the pure functions that they build.
 
-Settings are a frozen pytree without arrays (see `types.struct`). Float hyperparameters are leaves,
+Settings are a frozen pytree without arrays (see `fields.struct`). Float hyperparameters are leaves,
 so that the members of a population may have different ones in one program; everything else is
 static structure. Settings build an `Agent` for an environment, as an optimizer's build an
 `optax.GradientTransformation`:

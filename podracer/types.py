@@ -300,7 +300,7 @@ class EnvironmentSpec:
     action: ActionSpace
     extension: Any = None
     """For agents of environments of one kind: the environment itself where observations show its
-    state (`envs/model.py`), `TaskGroups` where tasks change."""
+    state (see packages/games), `TaskGroups` where tasks change."""
     takes_turns: bool = False
     """Whether the agent moves for two players: where the turn passes discounts are -1, see
     `TimeStep`."""

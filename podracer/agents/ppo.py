@@ -167,14 +167,14 @@ class _PPO:
         value_moments = moments_of((batch.target, batch.advantage), axis, batch.valid)
         entropy_cost = schedules.value_at(settings.entropy_cost, learner.frames)
         learner, metrics = epochs.fit(
-            self.model.network,
             self.optimizer,
             partial(self.loss, entropy_cost),
             learner,
             batch,
             (minibatches, *advantage_moments),
             axis,
-            settings.target_kl,
+            rows_in_cache=self.model.network.rows_in_cache,
+            target_kl=settings.target_kl,
         )
         num_frames = jnp.round(value_moments.count).astype(jnp.uint32)
         learner = optimizers.with_more_frames(learner, num_frames)

@@ -105,7 +105,13 @@ class _PQN:
             self.settings.num_epochs,
         )
         learner, metrics = epochs.fit(
-            self.network, self.optimizer, self.loss, state.shared, batch, (minibatches,), axis
+            self.optimizer,
+            self.loss,
+            state.shared,
+            batch,
+            (minibatches,),
+            axis,
+            rows_in_cache=self.network.rows_in_cache,
         )
         num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
         return LearnerState(optimizers.with_more_frames(learner, num_frames)), metrics
@@ -133,7 +139,7 @@ class _PQN:
         """Return half the mean squared error to the targets."""
         carry = jax.tree.map(lambda x: x[0], batch.carry)
         values, _ = self.action_values(params, carry, batch.observation, batch.first)
-        q = value_based.select_action(values, batch.action)
+        q = value_based.at_action(values, batch.action)
         loss = mean_of(0.5 * (batch.target - q) ** 2, batch.valid)
         return loss, {"loss": loss, "q": mean_of(q, batch.valid)}
 

@@ -78,7 +78,7 @@ class QLambda(LearnerSettings):
             else:
                 q, _ = action_values(params, trajectory.carry, trajectory.timesteps())
                 q, q_final = q[:-1], q[-1:]
-            q_tm1 = value_based.select_action(q, trajectory.steps.action)
+            q_tm1 = value_based.at_action(q, trajectory.steps.action)
             v = jnp.concatenate([jnp.max(q, axis=-1), jnp.max(q_final, axis=-1)])
             v = jax.lax.stop_gradient(v)
             rewards, discounts, valid = trajectory.transitions(self.discount)

@@ -157,7 +157,7 @@ class _R2D2:
         settings, trajectory = self.settings, sample.trajectory
         q = self.unroll(params, trajectory)
         target_q = self.unroll(target_params, trajectory)
-        next_values = value_based.select_action(target_q, jnp.argmax(q, axis=-1))
+        next_values = value_based.at_action(target_q, jnp.argmax(q, axis=-1))
         next_values = unsquash(next_values) if settings.rescale_values else next_values
 
         rewards, discounts, valid = trajectory.transitions(settings.discount)
@@ -169,7 +169,7 @@ class _R2D2:
 
         learned = slice(start, start + settings.unroll_length)
         action = trajectory.steps.action[learned]
-        predictions = value_based.select_action(q[: settings.unroll_length], action)
+        predictions = value_based.at_action(q[: settings.unroll_length], action)
         mask = valid[learned].astype(jnp.float32)
         td_error = mask * (jax.lax.stop_gradient(targets) - predictions)
         loss = Mean(jnp.mean(sample.weights * jnp.sum(0.5 * td_error**2, axis=0)), jnp.mean(mask))

@@ -177,13 +177,13 @@ def pong_ppo() -> Experiment:
     return dataclasses.replace(
         atari_impala("pong"),
         agent=PPO(
-            learning_rate=5e-4,
+            learning_rate=Linear(5e-4, 0.0, frames=10_000_000),
             num_epochs=3,
             num_minibatches=8,
             clip_epsilon=0.1,
             network=TorsoNetwork(IMPALA_SHALLOW),
         ),
         driver=SebulbaConfig(num_envs=32, rollout_length=64, updates_per_chunk=10),
-        frames=3_000_000,
-        evaluations=4,
+        frames=4_500_000,
+        evaluations=9,
     )

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from podracer.agents import DDPG, PPO, SAC, MuZero
-from podracer.agents.common.recurrent import Recurrence
+from podracer.agents.continuous.sequences import Recurrence
 from podracer.agents.ddpg import td3
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig

@@ -93,8 +93,8 @@ def test_the_targets_stay_those_of_the_network_that_acted():
     batch, items = epochs.shuffle(jax.random.key(0), batch, 1, 1)
     learner = state.shared
     for _ in range(3):
-        parts = (methods.network, methods.optimizer, methods.loss)
-        learner, _ = epochs.fit(*parts, learner, batch, (items,), None)
+        parts = (methods.optimizer, methods.loss, learner, batch, (items,), None)
+        learner, _ = epochs.fit(*parts, rows_in_cache=methods.network.rows_in_cache)
     close(learn(agent, state, trajectory)[0].shared.params, learner.params, atol=1e-6)
 
 

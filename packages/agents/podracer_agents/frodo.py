@@ -28,6 +28,7 @@ from podracer.agents.common.optimizers import (
     ScheduledOptimizer,
 )
 from podracer.agents.impala import Impala
+from podracer.agents.rules.common import apply_linear, backward_lstm
 from podracer.devices.reductions import Mean, global_mean, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
@@ -181,8 +182,8 @@ class _Frodo:
             jnp.minimum(ratio, 1.0),
         )
         stacked = jnp.stack(inputs, axis=-1)
-        hidden = meta.backward_lstm(eta.core, stacked, valid, next_timesteps.discount)
-        return meta.apply_linear(eta.head, hidden)[..., 0]
+        hidden = backward_lstm(eta.core, stacked, valid, next_timesteps.discount)
+        return apply_linear(eta.head, hidden)[..., 0]
 
     def inconsistency(self, targets: jax.Array, trajectory: Trajectory) -> Mean:
         """Return the mean of (r + γ G' - G)² / 2, where G' is the target one step later.

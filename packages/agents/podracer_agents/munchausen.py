@@ -74,7 +74,7 @@ class Method(dqn.Method):
 def bonus(settings: MunchausenDQN, q: QValues, action: Int[Array, "N"]) -> Float[Array, "N"]:
     """Return the reward `α max(l, τ ln π(a|s))` for the actions taken."""
     log_policy = settings.temperature * jax.nn.log_softmax(q / settings.temperature)
-    of_action = value_based.select_action(log_policy, action)
+    of_action = value_based.at_action(log_policy, action)
     return settings.log_policy_weight * jnp.maximum(of_action, settings.log_policy_clip)
 
 

@@ -134,7 +134,13 @@ class _AlphaZero:
             self.settings.num_epochs,
         )
         learner, metrics = epochs.fit(
-            self.network, self.optimizer, self.loss, state.shared, batch, (minibatches,), axis
+            self.optimizer,
+            self.loss,
+            state.shared,
+            batch,
+            (minibatches,),
+            axis,
+            rows_in_cache=self.network.rows_in_cache,
         )
         num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
         return LearnerState(with_more_frames(learner, num_frames)), metrics

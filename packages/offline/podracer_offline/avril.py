@@ -155,11 +155,11 @@ class _AVRIL:
         observation, action = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), pairs)
 
         policy = Categorical(self.action_values(params.critic, observation))
-        q = value_based.select_action(policy.logits, action).reshape(mask.shape)
+        q = value_based.at_action(policy.logits, action).reshape(mask.shape)
         next_q = jnp.concatenate([q[1:], jnp.zeros_like(q[:1])])
         implied_reward = q - settings.discount * following.discount * next_q
         reward = jax.tree.map(
-            lambda x: value_based.select_action(x, action).reshape(*mask.shape, 1),
+            lambda x: value_based.at_action(x, action).reshape(*mask.shape, 1),
             settings.reward(self.spec, params, observation),
         )
         prior = Normal(jnp.zeros_like(reward.mean), jnp.zeros_like(reward.mean))

@@ -13,7 +13,6 @@ from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
 from podracer.devices import kernels, reductions
 from podracer.devices.reductions import Mean
 from podracer.errors import ConfigError
-from podracer.networks import Network
 from podracer.types import Metrics, PyTree
 
 State = TypeVar("State", bound=CountedState)
@@ -86,25 +85,26 @@ def take(batch: PyTree, items: UInt32[Array, "*m"]) -> PyTree:
 
 
 def fit(
-    network: Network,
     optimizer: ScheduledOptimizer,
     loss: Callable[..., tuple[Mean, Metrics]],
     learner: State,
     batch: Any,
     minibatches: tuple[jax.Array, ...],
     axis: str | None,
+    *,
+    rows_in_cache: int,
     target_kl: float | None = None,
 ) -> tuple[State, Metrics]:
     """Take an optimizer step on each of K minibatches in turn.
 
     Args:
-        network: network whose gradients these are; only its `rows_in_cache` is used.
         optimizer: optimizer, whose learning rate is one for all steps: the learner's frames stay.
         loss: `loss(params, minibatch, *arguments)`, a mean over items, and metrics.
         learner: parameters and the state of the optimizer.
         batch: items, leaves `[T, N, ...]`, see `shuffle`.
         minibatches: indices of items u32 `[K, n]`, then arguments `[K]` of the loss.
         axis: mesh axis over which gradients and metrics are averaged.
+        rows_in_cache: rows whose gradients a CPU computes at once, see `Network`.
         target_kl: the step on the first minibatch whose `approx_kl` exceeds 1.5 times as much is
             not taken, nor any after it, as in Stable-Baselines3; None never stops.
 
@@ -119,7 +119,7 @@ def fit(
             lambda params, items: loss(params, take(batch, items), *arguments),
             learner.params,
             items,
-            indices_in_cache=network.rows_in_cache // rows_of_an_item,
+            indices_in_cache=rows_in_cache // rows_of_an_item,
             axis=axis,
         )
         learner, norm = optimizer.step(learner, grads)

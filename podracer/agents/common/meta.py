@@ -28,8 +28,6 @@ from podracer.agents.common.optimizers import (
 from podracer.agents.common.settings import ActorCriticSettings
 from podracer.devices.reductions import global_mean
 from podracer.fields import bounded, struct
-from podracer.networks.layers import affine
-from podracer.networks.memory import lstm
 from podracer.schedules import Schedule
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, PyTree
 
@@ -159,32 +157,3 @@ def clip_by_global_norm(limit: float | jax.Array) -> optax.GradientTransformatio
         return jax.tree.map(lambda g: g * scale, grads)
 
     return optax.stateless(clip)
-
-
-# --- networks that read rollouts ------------------------------------------------------------------
-
-
-def backward_lstm(core: Any, inputs: jax.Array, valid: jax.Array, discount: jax.Array) -> jax.Array:
-    """Return the hidden states `[T, B, H]` of an `eqx.nn.LSTMCell` from the last step to the first.
-
-    It reads `inputs [T, B, n]`, and begins anew where `backward_resets` says so.
-    """
-    resets = backward_resets(valid, discount)
-    gates = affine(inputs, core.weight_ih.T, core.bias)
-    zeros = jnp.zeros((gates.shape[1], core.hidden_size))
-    outputs: Any = lstm(gates, core.weight_hh.T, resets, (zeros, zeros), True)
-    return outputs[0]
-
-
-def backward_resets(valid: jax.Array, discount: jax.Array) -> jax.Array:
-    """Return where nothing of the next step may reach the one before, bool `[T, B]`.
-
-    It is where an episode ends, terminal or cut. `valid` and `discount` are `[T, B]`.
-    """
-    is_cut = jnp.concatenate([~valid[1:], jnp.zeros_like(valid[:1])])
-    return is_cut | (discount == 0)
-
-
-def apply_linear(layer: Any, x: jax.Array) -> jax.Array:
-    """Return the outputs `[*b, m]` of an `eqx.nn.Linear` for inputs `[*b, n]`."""
-    return affine(x, layer.weight.T, layer.bias)

@@ -57,27 +57,6 @@ def build_q_network(
     return network.build(spec.observation, heads)
 
 
-def require_for_rule(spec: EnvironmentSpec) -> EnvironmentSpec:
-    """Return the specification of an environment that an update rule can learn in.
-
-    Raises `ConfigError` for actions that are not discrete, for observations with a state or a task,
-    and where two players take turns: a rule sees whether an episode goes on, but not whose turn it
-    is.
-    """
-    require_discrete(spec)
-    if spec.extension is not None:
-        raise ConfigError(
-            f"an update rule needs plain observations, but those of {spec.name} include its "
-            "state or its task."
-        )
-    if spec.takes_turns:
-        raise ConfigError(
-            f"an update rule cannot learn by self-play, as in {spec.name}: take an opponent, such "
-            "as opponent=random, or an agent without a rule."
-        )
-    return spec
-
-
 def q_outputs(heads: dict[str, jax.Array], size: int) -> jax.Array:
     """Combine the heads `[T, B, n]` to outputs `[T, B, A, Z]`.
 
@@ -98,7 +77,7 @@ def gather_action(values: jax.Array, action: jax.Array) -> jax.Array:
     return jnp.sum(values * one_hot[..., None], axis=-2)
 
 
-def select_action(values: jax.Array, action: jax.Array) -> jax.Array:
+def at_action(values: jax.Array, action: jax.Array) -> jax.Array:
     """Return the values `[*b]` of one action each, i32 `[*b]`, out of values `[*b, A]`."""
     return gather_action(values[..., None], action)[..., 0]
 

@@ -16,10 +16,10 @@ from podracer.agent import Agent, Context
 from podracer.agents.common import normalization, off_policy, optimizers, recurrent
 from podracer.agents.common.normalization import ReturnStatistics
 from podracer.agents.common.off_policy import Transition as Transition
-from podracer.agents.common.recurrent import History, Recurrence
 from podracer.agents.common.settings import GroupSettings, LearnerSettings
-from podracer.agents.continuous import models
+from podracer.agents.continuous import models, sequences
 from podracer.agents.continuous.models import ContinuousNetworks, CriticNetworks, ReturnDistribution
+from podracer.agents.continuous.sequences import History, Recurrence
 from podracer.devices.reductions import Moments, as_mean, init_moments
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
@@ -287,7 +287,7 @@ class Learner:
                 history = History(inputs, timesteps.first, start.memory, positions, burn_in_length)
                 return dataclasses.replace(timestep, observation=history)
 
-            sample = recurrent.windows(sample, recurrence, self.settings.n_step)
+            sample = sequences.windows(sample, recurrence, self.settings.n_step)
         transition = off_policy.n_step_transition(sample, self.settings.discount)
         limit = self.settings.scaled_return_max
         if returns is not None and limit is not None:

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from podracer import networks
 from podracer.agents.common import recurrent
 from podracer.agents.common.off_policy import Transition
-from podracer.agents.common.recurrent import History, Recurrence
+from podracer.agents.continuous import sequences
+from podracer.agents.continuous.sequences import History, Recurrence
 from podracer.devices.reductions import Mean, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import struct
@@ -89,7 +90,7 @@ class CriticNetworks:
             assert self.history is not None
             # Critics do not act, so nobody knows their memories: the burn-in fills them.
             empty = self.history.carry(observation.first.shape[1])
-            heads = recurrent.outputs(self.history, params["history"], observation, empty)
+            heads = sequences.outputs(self.history, params["history"], observation, empty)
             observation, params = heads["history"], params["value"]
         inputs = {"action": action, "observation": observation}
         return networks.outputs(self.critic, params, inputs)["q"]
@@ -184,7 +185,7 @@ class ContinuousNetworks(CriticNetworks):
     def policy(self, params: Params, observation: PyTree) -> jax.Array:
         """Return the policy network's outputs, f32 `[N, outputs * size]`."""
         if isinstance(observation, History):
-            return recurrent.outputs(self.actor, params, observation, observation.memory)["action"]
+            return sequences.outputs(self.actor, params, observation, observation.memory)["action"]
         return networks.outputs(self.actor, params, observation)["action"]
 
     def carry(self, num_envs: int) -> MemoryCarry | tuple[()]:

@@ -12,7 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from podracer.agents.common import value_based
+from podracer.agents.rules.common import require_for_rule
 from podracer.fields import struct
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork, outputs
 from podracer.networks.layers import affine
@@ -103,8 +103,7 @@ def build_network(
     model_size: int,
 ) -> StudentNetwork:
     """Build the network of a student whose predictions y and z have as many categories."""
-    spec = value_based.require_for_rule(spec)
-    num_actions = value_based.require_discrete(spec).num_actions
+    num_actions = require_for_rule(spec).num_actions
     # Small initial weights: a nearly uniform policy.
     torso = {
         "policy": Head(num_actions, 0.01),

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agents.common.meta import backward_resets
 from podracer.agents.common.value_based import gather_action
+from podracer.agents.rules.common import backward_resets
 from podracer.agents.rules.disco.network import Outputs
 from podracer.agents.rules.disco.values import Values
 from podracer.agents.rules.lifetimes import Experience

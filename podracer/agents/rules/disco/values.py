@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from podracer.agents.common.value_based import select_action
+from podracer.agents.common.value_based import at_action
 from podracer.agents.rules.disco.network import Outputs
 from podracer.agents.rules.lifetimes import Experience
 from podracer.fields import struct
@@ -96,7 +96,7 @@ def estimate_values(
     log_ratio = Categorical(outputs.policy[:-1]).log_prob(data.action)
     log_ratio = log_ratio - Categorical(data.behavior).log_prob(data.action)
     targets = retrace(
-        select_action(target_q[:-1], data.action),
+        at_action(target_q[:-1], data.action),
         target_v[1:],
         data.reward,
         discount * data.discount,

@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common.meta import apply_linear, backward_lstm
-from podracer.agents.common.value_based import require_discrete, require_for_rule
+from podracer.agents.rules.common import apply_linear, backward_lstm, require_for_rule
 from podracer.agents.rules.lifetimes import Experience
 from podracer.fields import static, struct
 from podracer.networks import Head, Network, NetworkBuilder
@@ -109,7 +108,7 @@ class UpdateRule:
 
 def build_network(network: NetworkBuilder, spec: EnvironmentSpec, rule: UpdateRule) -> Network:
     """Return a student's network, whose policy and prediction are nearly uniform at first."""
-    num_actions = require_discrete(require_for_rule(spec)).num_actions
+    num_actions = require_for_rule(spec).num_actions
     heads = {"policy": Head(num_actions, 0.01), "prediction": Head(rule.predictions, 0.01)}
     return network.build(spec.observation, heads)
 
