@@ -63,7 +63,8 @@ class DDPG(PolicySettings):
     """Updates d of the critics for each update of the policy and the targets."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        return learning.build(self, Method, spec, context, policy_outputs=1)
+        networks = learning.build_networks(self, spec, policy_outputs=1)
+        return learning.build(self, Method, networks, spec, context)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Method:
     settings: DDPG
     networks: ContinuousNetworks
     learner: Learner
+    distribution = None  # a policy of means alone has none
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         params = Parts(*self.networks.init(key, self.settings.num_critics))

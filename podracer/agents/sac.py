@@ -54,7 +54,8 @@ class SAC(PolicySettings):
     """Entropy, in nats for each action coordinate, to which the temperature steers the policy."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        return learning.build(self, Method, spec, context, policy_outputs=2)
+        networks = learning.build_networks(self, spec, policy_outputs=2)
+        return learning.build(self, Method, networks, spec, context)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,6 @@ networks of one kind. The entropy's target is a share of the largest entropy, 0.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, value_based
 from podracer.agents.common.normalization import normalize_observation
 from podracer.agents.continuous import learning
-from podracer.agents.continuous.learning import ActorCriticState, ActorParams, Learner, Transition
+from podracer.agents.continuous.learning import ActorCriticState, ActorParams, Transition
 from podracer.agents.continuous.models import ContinuousNetworks
 from podracer.agents.sac import SAC, Actor, Method
 from podracer.devices.reductions import Mean, mean_of
@@ -42,31 +41,16 @@ class DiscreteSAC(SAC):
         if self.return_distribution is not None:
             raise ConfigError("DiscreteSAC has no distribution of returns: leave it out.")
         space: Any = value_based.require_discrete(spec)
-
         groups = self.groups(spec)
 
         def network(builder: NetworkBuilder, role: str, **heads: Head) -> Network:
             network = GroupNetwork(builder, groups.get(role, ()))
             return off_policy.require_feed_forward(network.build(spec.observation, heads))
 
-        networks = Networks(
-            space,
-            network(self.critic_network or self.network, "critic", q=Head(space.num_actions)),
-            distribution=None,
-            actor=network(self.network, "actor", action=Head(space.num_actions, 0.01)),
-        )
-        buffer = self.replay.build(spec, self.n_step + 1)
-        learner = Learner(self, networks, buffer, learning.build_optimizer(self))
-        agent = _Method(self, networks, learner)
-        return Agent(
-            spec=spec,
-            init=agent.init,
-            act=agent.act,
-            learn=partial(learner.learn, agent.update),
-            actor_params=learning.actor_params,
-            distribution=agent.distribution,
-            groups=groups,
-        )
+        critic = network(self.critic_network or self.network, "critic", q=Head(space.num_actions))
+        actor = network(self.network, "actor", action=Head(space.num_actions, 0.01))
+        networks = Networks(space, critic, distribution=None, actor=actor)
+        return learning.build(self, _Method, networks, spec, context)
 
 
 class Networks(ContinuousNetworks):

@@ -63,7 +63,8 @@ class NormalizedSAC(SAC):
     """Squash the logarithm of the policy's standard deviation into [-10, 2] by tanh."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        return learning.build(self, _Method, spec, context, policy_outputs=2)
+        networks = learning.build_networks(self, spec, policy_outputs=2)
+        return learning.build(self, _Method, networks, spec, context)
 
 
 class _Method(Method):

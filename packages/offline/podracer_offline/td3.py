@@ -32,7 +32,8 @@ class TD3BC(DDPG):
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         inner = require_records(spec, "TD3+BC")
-        return as_recorded(learning.build(self, _TD3BC, inner, context, policy_outputs=1), spec)
+        networks = learning.build_networks(self, inner, policy_outputs=1)
+        return as_recorded(learning.build(self, _TD3BC, networks, inner, context), spec)
 
 
 class _TD3BC(Method):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -84,18 +84,12 @@ class PolicySettings(GroupSettings, ContinuousSettings):
 
 def build(
     settings: PolicySettings,
-    method: Callable[[Any, ContinuousNetworks, Learner], Any],
+    method: Callable[[Any, Any, Learner], Any],
+    networks: ContinuousNetworks,
     spec: EnvironmentSpec,
     context: Context,
-    *,
-    policy_outputs: int,
 ) -> Agent:
-    """Return an agent with the functions `init`, `act` and `update` of a method.
-
-    Its policy has `policy_outputs` numbers for each action coordinate.
-    """
-    groups = settings.groups(spec)
-    networks = build_networks(settings, spec, groups, policy_outputs)
+    """Return an agent with the functions `init`, `act`, `update` and `distribution` of a method."""
     if recurrence := networks.recurrence:  # sequences that begin where rollouts do
         length = recurrence.burn_in_length + recurrence.unroll_length + settings.n_step
         buffer = settings.replay.build(spec, length, context.rollout_length, every_step=True)
@@ -110,19 +104,16 @@ def build(
         learn=partial(learner.learn, agent.update),
         carry=networks.carry,
         actor_params=actor_params,
-        # A policy with scales is one, a policy with means alone is not.
-        distribution=agent.distribution if policy_outputs == 2 else None,
-        groups=groups,
+        distribution=agent.distribution,
+        groups=settings.groups(spec),
     )
 
 
 def build_networks(
-    settings: PolicySettings,
-    spec: EnvironmentSpec,
-    groups: Mapping[str, tuple[str, ...]],
-    policy_outputs: int,
+    settings: PolicySettings, spec: EnvironmentSpec, *, policy_outputs: int
 ) -> ContinuousNetworks:
-    """Return the networks of policy and critics, which see `groups` of the observation."""
+    """Return the networks of a policy, with so many numbers for each coordinate, and critics."""
+    groups = settings.groups(spec)
     space, distribution = models.require_continuous(spec), settings.return_distribution
     network = GroupNetwork(settings.network, groups.get("actor", ()))
     # Critics take actions beside observations, recurrent networks the step before.
