@@ -15,7 +15,7 @@ from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Fused
 from podracer.agents.common import actor_critic
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
-from podracer.agents.common.settings import ActorCriticSettings, GaussianSettings, build_optimizer
+from podracer.agents.common.settings import ActorCriticSettings, build_optimizer
 from podracer.devices.reductions import Mean
 from podracer.fields import bounded, struct
 from podracer.ops import returns
@@ -24,7 +24,7 @@ from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Traje
 
 
 @struct
-class A2C(ActorCriticSettings, GaussianSettings):
+class A2C(ActorCriticSettings):
     """Advantage actor-critic for discrete or continuous actions."""
 
     learning_rate: Schedule = bounded(7e-4)

@@ -16,7 +16,7 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.optimizers import CountedState
-from podracer.agents.common.settings import GaussianSettings, VtraceSettings, build_optimizer
+from podracer.agents.common.settings import VtraceSettings, build_optimizer
 from podracer.devices.reductions import Mean, global_grad, mean_of
 from podracer.fields import struct
 from podracer.ops import returns
@@ -24,7 +24,7 @@ from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Traje
 
 
 @struct
-class Impala(VtraceSettings, GaussianSettings):
+class Impala(VtraceSettings):
     """V-trace actor-critic for discrete or continuous actions."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:

@@ -19,12 +19,7 @@ from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, epochs, normalization, optimizers
 from podracer.agents.common.actor_critic import ActorCritic
-from podracer.agents.common.settings import (
-    ActorCriticSettings,
-    EpochSettings,
-    GaussianSettings,
-    build_optimizer,
-)
+from podracer.agents.common.settings import ActorCriticSettings, EpochSettings, build_optimizer
 from podracer.devices.reductions import Mean, Moments, init_moments, moments_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
@@ -75,7 +70,7 @@ class Batch:
 
 
 @struct
-class PPO(ActorCriticSettings, GaussianSettings, EpochSettings):
+class PPO(ActorCriticSettings, EpochSettings):
     """Proximal policy optimization for discrete or continuous actions."""
 
     learning_rate: Schedule = bounded(2.5e-4)

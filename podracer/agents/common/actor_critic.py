@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from podracer.agents.common.settings import ActorCriticSettings, GaussianSettings
+from podracer.agents.common.settings import ActorCriticSettings
 from podracer.devices.reductions import Mean
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.networks.groups import GroupNetwork
@@ -194,7 +194,7 @@ def build(
         settings.network,
         spec,
         num_heads=num_heads,
-        state_dependent_std=isinstance(settings, GaussianSettings) and settings.state_dependent_std,
+        state_dependent_std=settings.state_dependent_std,
         critic_network=settings.critic_network,
         groups=groups,
     )

@@ -80,7 +80,15 @@ class GroupSettings:
 
 
 @struct
-class ActorCriticSettings(GroupSettings, ClippedSettings):
+class GaussianSettings:
+    """Settings of agents with Gaussian policies for continuous actions."""
+
+    state_dependent_std: bool = static(default=False)
+    """Whether the network outputs the standard deviation of actions; else it is a parameter."""
+
+
+@struct
+class ActorCriticSettings(GroupSettings, GaussianSettings, ClippedSettings):
     """Settings of actor-critics; the defaults are IMPALA's."""
 
     max_gradient_norm: float = bounded(40 / 640, low=1e-6)
@@ -101,14 +109,6 @@ class VtraceSettings(ActorCriticSettings):
     """Truncation level rho-bar of the importance ratios that weigh temporal differences."""
     clip_c: float = bounded(1.0)
     """Truncation level c-bar of the importance ratios that carry corrections to earlier steps."""
-
-
-@struct
-class GaussianSettings:
-    """Settings of agents with Gaussian policies for continuous actions."""
-
-    state_dependent_std: bool = static(default=False)
-    """Whether the network outputs the standard deviation of actions; else it is a parameter."""
 
 
 @struct
