@@ -115,6 +115,8 @@ class Agent(NotPickled):
         default_factory=dict[str, tuple[str, ...]], hash=False
     )
     """Keys of the observation that the policy (`actor`) and critics (`critic`) see; {} for all."""
+    agents: Mapping[str, Agent] = dataclasses.field(default_factory=dict[str, Any], hash=False)
+    """Agents that act together in one environment, by name; so are their states in `shared`."""
 
     @property
     def policy_spec(self) -> EnvironmentSpec:

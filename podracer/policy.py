@@ -51,11 +51,11 @@ class Policy(NotPickled):
         """
         params = policy_params(agent, state)
         self.spec = agent.policy_spec
-        self._initial_memory = agent.carry
         act = partial(_act, agent, ActingRule("sampled" if sampled else "greedy"))
         self._act, self._params = jax.jit(act), params
         self._agent, self._distribution = agent, jax.jit(partial(_distribution, agent))
-        self._has_memory = _changes_memory(act, params, self.spec.observation, agent.carry(1))
+        self.has_memory = _changes_memory(act, params, self.spec.observation, agent.carry(1))
+        """Whether actions depend on what was observed before in the episode."""
         self._key = jax.random.key(seed)
         self._num_calls = 0
         self.reset()
@@ -76,11 +76,6 @@ class Policy(NotPickled):
         else:
             rows = np.asarray(rows)
             self._first[rows if rows.dtype == bool else rows.astype(int)] = True
-
-    @property
-    def has_memory(self) -> bool:
-        """Whether actions depend on what was observed before in the episode."""
-        return self._has_memory
 
     def copy(self, seed: int = 0) -> Policy:
         """Return a policy of the same parameters with a memory of its own; it compiles nothing.
@@ -144,7 +139,7 @@ class Policy(NotPickled):
         if self._first is not None and len(self._first) == rows:
             memory, first = self._memory, self._first.copy()
         elif self._first is None or not self.has_memory:
-            memory, first = self._initial_memory(rows), np.ones(rows, bool)
+            memory, first = self._agent.carry(rows), np.ones(rows, bool)
         else:
             raise ConfigError(
                 f"the policy was called with {len(self._first)} observations and now with "

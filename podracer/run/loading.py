@@ -87,14 +87,21 @@ def load_policy(
     environment: str | Environment | HostEnvironments | None = None,
     pod: int | None = None,
     checkpoint: Choice = "newest",
+    agent: str | None = None,
 ) -> Policy:
     """Return the policy of a run at a checkpoint: `action = policy(observation)`.
 
     It takes the best actions, or with `sampled` those that the agent explores with, drawn with
-    `seed`. The other arguments and what is raised are as in `load`.
+    `seed`. `agent` is the name of one agent of several. The other arguments and what is raised are
+    as in `load`.
     """
     run = load_run(run_dir, recipe, environment, pod, checkpoint)
-    return Policy(run.agent, run.state.learner, sampled=sampled, seed=seed)
+    acting, state = run.agent, run.state.learner
+    if agent is not None:
+        if agent not in acting.agents:
+            raise ConfigError(f"{acting.name} has no agent {agent!r}: it has {[*acting.agents]}.")
+        acting, state = acting.agents[agent], LearnerState(state.shared[agent])
+    return Policy(acting, state, sampled=sampled, seed=seed)
 
 
 def load_run(
@@ -161,9 +168,8 @@ def reopen(
 
     Without `recipe` an installed package's is taken, if it has the name of the run's.
     """
-    if recipe is None:
-        name = recipe_name(directory)
-        recipe = name if name in installed("recipes") else None
+    if recipe is None and (name := recipe_name(directory)) in installed("recipes"):
+        recipe = name
     if isinstance(recipe, str):
         recipe = recipes.find(recipe)
     return read_experiment(directory, recipe, environment)
