@@ -19,7 +19,7 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
     "": 3100,  # the contract: files beside the rooms
-    "agents": 6600,
+    "agents": 6590,
     "checks": 820,
     "cli": 2350,
     "config": 580,
