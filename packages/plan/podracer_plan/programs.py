@@ -114,7 +114,7 @@ def _sebulba(
         split = dataclasses.replace(split, mesh=mesh)
     sebulba.check(blueprint, host_env, config, split)
     state = abstract_state(blueprint, None, split.mesh, config)
-    update, arguments, of_actor = abstract_update(blueprint, env.spec, split, config, state)
+    update, arguments, of_actor = abstract_update(blueprint, split, config, state)
     recorder, buffer, timestep = of_actor
     rollouts, buffer_bytes = _device_bytes(arguments[2]), _device_bytes(buffer)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), split.envs_per_thread))

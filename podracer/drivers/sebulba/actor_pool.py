@@ -111,23 +111,19 @@ class ActorPool:
         """
         self._occupancies.append(np.mean([actor.rollouts.occupancy for actor in self._actors]))
         for actor in self._actors[len(self._collected_rollouts) :]:  # missing after a `give_up`
-            rollout = self._wait_for(actor, give_up)
-            if rollout is None:
-                return None
+            rollout: Rollout | None = None
+            while rollout is None:
+                self._supervisor.check()
+                with contextlib.suppress(TimeoutError, Closed):
+                    rollout = actor.rollouts.get(POLL_SECONDS)
+                if rollout is None and give_up():
+                    return None
             self._collected_rollouts.append(rollout)
         rollouts, self._collected_rollouts = self._collected_rollouts, []
         self._latest_rollouts = rollouts if self._keep_actor_state else []  # they are large
         for rollout in rollouts:
             self._stragglers.record(rollout.actor, rollout.seconds["environment"])
         return rollouts
-
-    def _wait_for(self, actor: Actor, give_up: Callable[[], bool]) -> Rollout | None:
-        while True:
-            self._supervisor.check()
-            with contextlib.suppress(TimeoutError, Closed):
-                return actor.rollouts.get(POLL_SECONDS)
-            if give_up():
-                return None
 
     def queue_occupancy(self) -> float:
         """Return the mean fill level of the queues, at calls of `collect` since the last call."""
@@ -147,7 +143,14 @@ class ActorPool:
         """
         if not self._keep_actor_state:
             return ()
-        states = [_final_actor_state(rollout) for rollout in self._latest_rollouts]
+        states = list[ActorState]()  # of each actor `[b, ...]` at the end of its rollout
+        for rollout in self._latest_rollouts:
+            ends = [
+                (x.trajectory.final, x.trajectory.final_carry, x.episodes) for x in rollout.shards
+            ]
+            final, carry, episodes = jax.tree.map(lambda *rows: np.concatenate(rows), *ends)
+            episodes = jax.tree.map(np.asarray, reset_episode_totals(episodes))
+            states.append(ActorState(rollout.env_state, final, carry, episodes))
         num_rows = self._split.envs_per_thread * self._split.threads
         first_row = self._config.num_envs // jax.process_count() * jax.process_index()
 
@@ -160,17 +163,6 @@ class ActorPool:
             return jax.make_array_from_process_local_data(sharding, all_rows)
 
         return jax.tree.map(gather, *states)
-
-
-def _final_actor_state(rollout: Rollout) -> ActorState:
-    """Return the state of an actor `[b, ...]` at the end of a rollout, numpy."""
-    ends = [
-        (shard.trajectory.final, shard.trajectory.final_carry, shard.episodes)
-        for shard in rollout.shards
-    ]
-    final, carry, episodes = jax.tree.map(lambda *rows: np.concatenate(rows), *ends)
-    episodes = jax.tree.map(np.asarray, reset_episode_totals(episodes))
-    return ActorState(rollout.env_state, final, carry, episodes)
 
 
 # --- construction --------------------------------------------------------------------------------
@@ -192,8 +184,13 @@ def make_actor_pool(
     """
     host, num_rows = jax.process_index(), config.num_envs // jax.process_count()
     keep_actor_state = bool(jax.tree.leaves(state.actor))  # in lock-step
+
+    def rows_of_host(x: jax.Array) -> np.ndarray:
+        shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        return np.concatenate([np.asarray(shard.data) for shard in shards])
+
     if keep_actor_state:
-        start = jax.tree.map(_rows_of_host, state.actor)
+        start = jax.tree.map(rows_of_host, state.actor)
     else:
         start = ActorState((), None, programs.carry(), zero_episode_stats(config.num_envs))  # type: ignore[arg-type]
         rows = slice(num_rows * host, num_rows * (host + 1))
@@ -221,11 +218,6 @@ def make_actor_pool(
     for actor in {actor.context.device: actor for actor in actors}.values():
         actor.compile(params)
     return ActorPool(actors, params, split, config, supervisor, first_update, keep_actor_state)
-
-
-def _rows_of_host(x: jax.Array) -> np.ndarray:
-    shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    return np.concatenate([np.asarray(shard.data) for shard in shards])
 
 
 def rollout_queues(

@@ -87,8 +87,7 @@ class Sebulba(Driver):
         return make_actor_programs(recorder, len(self.split.learners), self.config.num_envs)
 
     def lower(self) -> Callable[[], UpdateProgram]:
-        parts = (self.blueprint, self.host.spec, self.split, self.config)
-        return lower_update(*parts, self.abstract_state)
+        return lower_update(self.blueprint, self.split, self.config, self.abstract_state)
 
     def run(self, state: TrainState, orders: Orders) -> Generator[Progress]:
         """Train from `state` (consumed) until the updates of `orders` are done, as Anakin does.

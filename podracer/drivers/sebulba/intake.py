@@ -66,7 +66,9 @@ class DeviceIntake:
         self.validator = TimestepValidator(spec, num_envs)
         self._name, self._device = spec.name, device
         self._home = device  # the simulator's
-        self._state = jax.device_put(initial_state(num_envs, step), device)
+        faults = np.zeros((len(KINDS), 3), np.int32)
+        state = IntakeState(np.uint32(step), np.zeros(num_envs, bool), faults)  # type: ignore[arg-type]
+        self._state = jax.device_put(state, device)
         self._pack = pack_program(spec)
         self._zeros = TimestepLayout(spec).zeros(num_envs)
 
@@ -113,37 +115,24 @@ class IntakeState:
     faults: Int32[Array, "2 3"]  # by kind: number of rows, row and part of the first fault
 
 
-def initial_state(num_envs: int, step: int) -> IntakeState:
-    """Return the state before the first timestep, of the given step."""
-    faults = np.zeros((len(KINDS), 3), np.int32)
-    return IntakeState(np.uint32(step), np.zeros(num_envs, bool), faults)  # type: ignore[arg-type]
-
-
 @functools.cache
 def pack_program(spec: EnvironmentSpec) -> Any:
-    """Return the program `(state, timestep) -> (state, packed)`."""
-
-    def pack(state: IntakeState, timestep: TimeStep) -> tuple[IntakeState, Packed]:
-        masked_rows, faults, validated = validate(spec, state, timestep)
-        next_state = IntakeState(state.step + 1, masked_rows, faults)
-        return next_state, TimestepLayout(spec).pack(jnp, validated, timestep, state.step)
-
-    return jax.jit(pack)
-
-
-def validate(
-    spec: EnvironmentSpec, state: IntakeState, timestep: TimeStep
-) -> tuple[jax.Array, jax.Array, TimeStep]:
-    """Return the masked rows, the faults, and the timestep with bad rows masked.
+    """Return the program `(state, timestep) -> (state, packed)`, which masks bad rows.
 
     `TimestepValidator` does the same on the host.
     """
-    bad_rows, finite = find_faults(jnp, spec.action, timestep, state.masked)
-    row = jnp.argmax(bad_rows, axis=1)
-    part = jnp.argmin(finite[:, row], axis=0)
-    totals = state.faults[:, 0] + bad_rows.sum(axis=1)
-    is_first = (state.faults[:, 0] == 0)[:, None]
-    places = jnp.where(is_first, jnp.stack([row, part], axis=1), state.faults[:, 1:])
-    faults = jnp.concatenate([totals[:, None], places], axis=1).astype(jnp.int32)
-    masked = (state.masked & ~timestep.first) | bad_rows.any(axis=0)
-    return masked, faults, mask_rows(jnp, timestep, masked)
+
+    def pack(state: IntakeState, timestep: TimeStep) -> tuple[IntakeState, Packed]:
+        bad_rows, finite = find_faults(jnp, spec.action, timestep, state.masked)
+        row = jnp.argmax(bad_rows, axis=1)
+        part = jnp.argmin(finite[:, row], axis=0)
+        totals = state.faults[:, 0] + bad_rows.sum(axis=1)
+        is_first = (state.faults[:, 0] == 0)[:, None]
+        places = jnp.where(is_first, jnp.stack([row, part], axis=1), state.faults[:, 1:])
+        faults = jnp.concatenate([totals[:, None], places], axis=1).astype(jnp.int32)
+        masked = (state.masked & ~timestep.first) | bad_rows.any(axis=0)
+        validated = mask_rows(jnp, timestep, masked)
+        packed = TimestepLayout(spec).pack(jnp, validated, timestep, state.step)
+        return IntakeState(state.step + 1, masked, faults), packed
+
+    return jax.jit(pack)

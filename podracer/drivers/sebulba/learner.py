@@ -46,11 +46,7 @@ UpdateProgram = partial[tuple[TrainState, list[jax.Array], Metrics]]
 
 
 def abstract_update(
-    blueprint: Blueprint,
-    spec: EnvironmentSpec,
-    split: DeviceSplit,
-    config: SebulbaConfig,
-    state: TrainState,
+    blueprint: Blueprint, split: DeviceSplit, config: SebulbaConfig, state: TrainState
 ) -> tuple[jax.stages.Wrapped, tuple[Any, ...], tuple[Any, ...]]:
     """Return the jitted update, its arguments or their shapes, and what an actor thread has.
 
@@ -76,17 +72,13 @@ def abstract_update(
 
 
 def lower_update(
-    blueprint: Blueprint,
-    spec: EnvironmentSpec,
-    split: DeviceSplit,
-    config: SebulbaConfig,
-    state: TrainState,
+    blueprint: Blueprint, split: DeviceSplit, config: SebulbaConfig, state: TrainState
 ) -> Callable[[], UpdateProgram]:
     """Trace the update for a state, or its shapes and shardings; return a function to compile it.
 
     The returned function raises `ConfigError` if the program's memory exceeds that of the mesh.
     """
-    update, arguments, _ = abstract_update(blueprint, spec, split, config, state)
+    update, arguments, _ = abstract_update(blueprint, split, config, state)
     if config.update_pieces:
         parts = update_of_mesh(split.mesh, split.threads, config.updates_per_batch)
         lowered = lower_in_pieces(config.update_pieces, *parts, *arguments)
