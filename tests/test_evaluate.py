@@ -22,12 +22,10 @@ from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import EnvironmentFault
 from podracer.evaluate import Evaluation, make_evaluator
 from podracer.fields import struct
-from podracer.io import signals
-from podracer.io.signals import Stopwatch
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.random import random_uniform
-from podracer.run import setup
-from podracer.run.records import Recorder
+from podracer.run import records, setup
+from podracer.run.records import Recorder, Stopwatch
 from podracer.run.resume import Best
 from podracer.run.setup import make_driver
 from podracer.scores.score import returns_of
@@ -314,8 +312,8 @@ def test_an_evaluation_that_did_not_end_is_named_and_never_the_best(caplog):
 
 
 def test_a_report_that_comes_late_leaves_the_rest_to_the_next(monkeypatch):
-    clock = types.SimpleNamespace(perf_counter=lambda: 0.0)
-    monkeypatch.setattr(signals, "time", clock)
+    clock = types.SimpleNamespace(perf_counter=lambda: 0.0, process_time=lambda: 0.0)
+    monkeypatch.setattr(records, "time", clock)
     recorder, times = Recorder(EXPERIMENT, podracer.make("catch")), Stopwatch()
     clock.perf_counter = lambda: 9.0
     reports = [Progress(1, 8, {}, time=4.0), Progress(2, 8, {}, time=8.0)]

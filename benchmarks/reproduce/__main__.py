@@ -21,9 +21,9 @@ from benchmarks.reproduce.measure import RECORDS, measure_figures
 from benchmarks.reproduce.page import html_page, markdown_page
 from benchmarks.reproduce.records import project_records, read_records, shown_records
 from podracer.errors import ConfigError, PodracerError
+from podracer.io.exits import STOPPED, exit_on_stop, own_process
 from podracer.io.paths import user_path
 from podracer.io.run_directory import check_room, write_bytes
-from podracer.io.signals import STOPPED, exit_on_stop, own_process
 from podracer.io.text import explain_error, print_stderr
 from podracer.names import nearest
 from podracer.run.errors import classify_error

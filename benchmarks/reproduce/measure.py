@@ -14,8 +14,7 @@ from benchmarks.machine import host
 from benchmarks.reproduce.figure import Case, Figure, Record, Scale, Values
 from benchmarks.reproduce.records import append_record, read_records
 from podracer.devices.machine import num_cores
-from podracer.io.jsonl import printed_objects
-from podracer.io.signals import PODRACER, child_process
+from podracer_plan.child import PODRACER, child_process, printed_objects
 
 BENCH = Path(__file__).parents[1] / "bench.py"
 RECORDS = "records.jsonl"

@@ -19,7 +19,7 @@ import podracer
 from podracer.cli.commands import COMMANDS, LEFT, TAKE_ARGUMENTS
 from podracer.cli.sentences import in_flags
 from podracer.io.entry_points import installed, package_of, summary
-from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop, own_process
+from podracer.io.exits import STOPPED, exit_despite_threads, exit_on_stop, own_process
 from podracer.io.text import explain_error, print_stderr, redact, redacted_output
 from podracer.names import nearest
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from podracer.io.signals import COMPILER
+from podracer.io.exits import COMPILER
 
 T = TypeVar("T")
 

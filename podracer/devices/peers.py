@@ -27,7 +27,7 @@ from podracer.devices.mesh import gather_texts
 from podracer.errors import ConfigError, PodracerError
 from podracer.io.code import digest_of_code
 from podracer.io.differences import differences
-from podracer.io.signals import STOPPED, exit_at_once
+from podracer.io.exits import STOPPED, exit_at_once
 from podracer.io.text import print_stderr
 
 HEARTBEAT_SECONDS = 10  # a process that is silent for longer is lost

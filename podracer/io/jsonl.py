@@ -7,12 +7,12 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from podracer.errors import StorageError
-from podracer.io.reading import LARGE_FILE, parse_object, read_limited
+from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.io.run_directory import fsync_directory, unused, write_bytes
 from podracer.io.seal import holds_sealed, retry_reading
 from podracer.io.sinks import Record, parse_record, plain
@@ -84,11 +84,6 @@ def read_records(path: Path) -> bytes:
         return b""
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def printed_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects among the lines of a command, where other packages may print, too."""
-    yield from filter(None, map(parse_object, lines))
 
 
 def _continued(path: Path, updates: int, sealed: Mapping[str, Any] | None) -> tuple[bytes, float]:

@@ -14,7 +14,7 @@ import jax
 
 from podracer.devices.peers import LOST, PeerLostError
 from podracer.errors import ConfigError, PodracerError
-from podracer.io.signals import STALLED
+from podracer.io.exits import STALLED
 
 
 class DeviceError(PodracerError):

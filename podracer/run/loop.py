@@ -24,14 +24,15 @@ from podracer.evaluate import Evaluation
 from podracer.io.checkpoint import Checkpointer
 from podracer.io.crash import CRASH, retire_crash, write_crash
 from podracer.io.differences import leaves
+from podracer.io.exits import PREEMPTED
 from podracer.io.seal import CONFIG, seal_json
-from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
+from podracer.io.signals import StopSignals, Watchdog
 from podracer.io.text import redact
 from podracer.run import changes
 from podracer.run.budget import Budget
 from podracer.run.errors import StallError, tag_component
 from podracer.run.history import History
-from podracer.run.records import Recorder
+from podracer.run.records import Recorder, Stopwatch
 from podracer.run.result import Boundary, Result, RunInfo
 from podracer.run.resume import (
     Best,

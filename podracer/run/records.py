@@ -16,13 +16,48 @@ from podracer.devices.memory import used_bytes, used_device_bytes
 from podracer.drivers.progress import Progress
 from podracer.environment import Environment, HostEnvironments, features
 from podracer.evaluate import MAX_STEPS, Evaluation
-from podracer.io.signals import Stopwatch
 from podracer.run.resume import Best, Totals
 from podracer.schedules import current_values, over_run
 from podracer.scores.score import whole_return
 from podracer.types import Discrete
 
 _LOG = logging.getLogger("podracer")
+
+
+class Stopwatch:
+    """Wall-clock seconds by stage; the remaining time is `time_step`, spent in the driver."""
+
+    def __init__(self) -> None:
+        self._mark = time.perf_counter()
+        self._stages = {"time_compile": 0.0, "time_evaluate": 0.0, "time_save": 0.0}
+        self._ended = dict.fromkeys(self._stages, self._mark)
+
+    def add(self, stage: str) -> None:
+        """Add the time since the last lap or stage to `stage`."""
+        time_now = time.perf_counter()
+        self._stages[stage] += time_now - self._mark
+        self._mark = self._ended[stage] = time_now
+
+    def since(self, stage: str) -> float:
+        """Return the seconds since `stage` last ended, or since the start."""
+        return time.perf_counter() - self._ended[stage]
+
+    def since_lap(self) -> float:
+        """Return the seconds since the last lap, or since the start."""
+        return time.perf_counter() - self._mark + sum(self._stages.values())
+
+    def lap(self, compile_seconds: float = 0.0, end: float | None = None) -> dict[str, float]:
+        """Return the seconds of each stage since the last lap, and start a new lap.
+
+        The driver's time ends at `end`, by default now, and leaves out the seconds for which it
+        waited for its program.
+        """
+        # What another thread saw end may have ended, as it was told, before the last lap did.
+        end = max(time.perf_counter() if end is None else end, self._mark)
+        seconds = {"time_step": end - self._mark - compile_seconds, **self._stages}
+        self._mark = end
+        self._stages = dict.fromkeys(self._stages, 0.0)
+        return seconds
 
 
 class Recorder:

@@ -27,8 +27,9 @@ from podracer.drivers.population import hyperparameters, with_hyperparameters
 from podracer.errors import ConfigError, PodracerError
 from podracer.io.attachments import MakeAttachment, find_attachments
 from podracer.io.directories import holds_begun_tournament
+from podracer.io.exits import PREEMPTED
 from podracer.io.paths import user_path
-from podracer.io.signals import PREEMPTED, StopSignals
+from podracer.io.signals import StopSignals
 from podracer.tournament import config, events, selection
 from podracer.tournament.engine import Engine, EngineLost, RoundStopped, find_engine
 from podracer.tournament.leaderboard import Leaderboard

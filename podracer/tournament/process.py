@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from podracer.io.exits import exit_despite_threads, own_process
 from podracer.io.processes import stop_with_parent
-from podracer.io.signals import exit_despite_threads, own_process
 from podracer.io.text import redacted_output
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from podracer.errors import PodracerError
+from podracer.io.exits import how_killed
 from podracer.io.json_schema import count, unsound_fields
 from podracer.io.reading import LARGE_FILE, read_limited
-from podracer.io.signals import how_killed
 from podracer.io.text import redact
 from podracer.tournament.events import Submitted
 

@@ -31,8 +31,9 @@ from podracer.cli.settings import settings_of
 from podracer.cli.train import TrainOptions
 from podracer.config.serialization import to_json
 from podracer.errors import CheckpointError, ConfigError
+from podracer.io.exits import exit_on_stop
 from podracer.io.seal import read_sealed_json, seal_json
-from podracer.io.signals import StopSignals, exit_on_stop
+from podracer.io.signals import StopSignals
 from podracer.io.sinks import read_metrics
 from podracer.run.resume import FREE_ON_RESUME, Totals, check_metadata
 
@@ -180,7 +181,8 @@ def test_time_in_which_a_run_is_suspended_is_no_stall():
 def test_a_stall_ends_the_run_whatever_stderr_is(stderr):
     code = f"""
         import io, sys, time
-        from podracer.io.signals import Watchdog, own_process
+        from podracer.io.exits import own_process
+        from podracer.io.signals import Watchdog
         sys.stderr = {stderr}
         with own_process(), Watchdog(0.1, lambda message: print("stalled", flush=True)):
             time.sleep(60)
@@ -192,8 +194,8 @@ def test_a_command_ends_whose_environment_left_a_thread():
     code = """
         import sys, threading, time
         from podracer.cli import main, train
-        from podracer.io import signals
-        signals.THREAD_SECONDS = 0.1
+        from podracer.io import exits
+        exits.THREAD_SECONDS = 0.1
         def preempted(arguments):
             threading.Thread(target=time.sleep, args=(120,)).start()
             return 75
@@ -527,8 +529,8 @@ def test_what_decides_an_update_cannot_change_at_resume(run, outcome):
 DAEMONS = """
 import threading, time
 import jax, numpy as np
-from podracer.io import signals
-from podracer.io.signals import exit_despite_threads
+from podracer.io import exits
+from podracer.io.exits import exit_despite_threads
 
 def sleep(x):
     time.sleep(0.002)
@@ -542,8 +544,8 @@ program = jax.jit(lambda x: jax.pure_callback(sleep, jax.ShapeDtypeStruct((), "f
 program(1.0)
 for _ in range(4):
     threading.Thread(target=act, daemon=True).start()
-signals.THREAD_SECONDS = 0.1  # a compile that nobody awaits is not worth a word
-threading.Thread(target=time.sleep, args=(60,), name=f"{signals.COMPILER}_0").start()
+exits.THREAD_SECONDS = 0.1  # a compile that nobody awaits is not worth a word
+threading.Thread(target=time.sleep, args=(60,), name=f"{exits.COMPILER}_0").start()
 print("ended", end="")
 exit_despite_threads(75)
 """

@@ -16,8 +16,9 @@ import podracer
 from podracer import recipes
 from podracer.devices.mesh import SHARDED, fetch, make_mesh
 from podracer.drivers.sebulba import SebulbaConfig
+from podracer.io.exits import own_process
 from podracer.io.run_directory import RunLock
-from podracer.io.signals import StopSignals, Watchdog, own_process
+from podracer.io.signals import StopSignals, Watchdog
 from podracer.run.errors import StallError
 from podracer.tournament import pod as pods
 from podracer.tournament.config import Tournament

@@ -12,8 +12,7 @@ from podracer.cli.arguments import leading_name, parse, take_values
 from podracer.cli.values import Limits
 from podracer.devices.startup import Hosts, initialize_devices
 from podracer.errors import ConfigError
-from podracer.io.jsonl import printed_objects
-from podracer.io.signals import child_process
+from podracer_plan.child import child_process, printed_objects
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment

@@ -143,7 +143,7 @@ class ActorPool:
         """
         if not self._keep_actor_state:
             return ()
-        states = list[ActorState]()  # of each actor `[b, ...]` at the end of its rollout
+        states = list[ActorState]()  # `[b, ...]`, at the ends of the rollouts
         for rollout in self._latest_rollouts:
             ends = [
                 (x.trajectory.final, x.trajectory.final_carry, x.episodes) for x in rollout.shards

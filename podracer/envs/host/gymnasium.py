@@ -32,8 +32,8 @@ from podracer.envs.host import gymnasium_spec, gymnasium_worker
 from podracer.envs.host.gymnasium_worker import FAULT_KINDS, Factory, SharedMemory, WorkerSetup
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.fields import bounded, check_ranges
+from podracer.io.exits import how_killed
 from podracer.io.processes import end_guarded
-from podracer.io.signals import how_killed
 from podracer.types import EnvironmentSpec, TimeStep
 
 if TYPE_CHECKING:

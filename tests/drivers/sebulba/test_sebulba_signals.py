@@ -16,8 +16,7 @@ from child import environment, finish, records, start, wait_for_lines
 from podracer import envs, recipes
 from podracer.drivers.progress import Progress
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.io.signals import Stopwatch
-from podracer.run.records import Recorder
+from podracer.run.records import Recorder, Stopwatch
 
 pytestmark = pytest.mark.timeout(280)
 
