@@ -21,7 +21,7 @@ from podracer.devices.mesh import fetch, from_first_process, on_one_device
 from podracer.envs.host.dlpack import on_host
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.fields import struct
-from podracer.ops.action_masks import action_mask, allows_action, epsilon_greedy
+from podracer.ops.action_masks import allows_action, epsilon_greedy
 from podracer.ops.random import GOLDEN
 from podracer.types import (
     NO_ACTION,
@@ -31,6 +31,7 @@ from podracer.types import (
     MultiDiscrete,
     Params,
     TimeStep,
+    action_mask,
 )
 
 MAX_STEPS = 30_000  # steps of an episode

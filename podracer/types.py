@@ -189,6 +189,18 @@ NO_ACTION = (
 )
 
 
+def action_mask(observation: PyTree) -> Any | None:
+    """Return which actions an observation, or its spec, allows, None if all; see `Discrete`.
+
+    Leaves are `[*b, num_actions]`. Some observations hold another one as `observation`.
+    """
+    while isinstance(observation, Mapping):
+        if ACTION_MASK in observation:
+            return observation[ACTION_MASK]
+        observation = observation.get("observation")
+    return None
+
+
 @typed
 @dataclasses.dataclass(frozen=True)
 class Discrete:

@@ -33,7 +33,7 @@ from podracer.devices.reductions import Mean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops import action_values
-from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
+from podracer.ops.action_masks import epsilon_greedy, mask_logits
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Linear, Schedule
 from podracer.types import (
@@ -44,6 +44,7 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    action_mask,
 )
 
 

@@ -28,7 +28,7 @@ from podracer.devices.reductions import Mean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops import returns
-from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
+from podracer.ops.action_masks import epsilon_greedy, mask_logits
 from podracer.schedules import Linear, Schedule
 from podracer.types import (
     Carry,
@@ -39,6 +39,7 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    action_mask,
 )
 
 

@@ -16,8 +16,7 @@ from podracer import types
 from podracer.checks.errors import describe_error, explain
 from podracer.environment import AutoReset, HostEnvironments, action_struct, is_of_gymnasium
 from podracer.errors import WEIGHTED_SUM, ConfigError
-from podracer.ops.action_masks import action_mask
-from podracer.types import leaves_by_path
+from podracer.types import action_mask, leaves_by_path
 
 
 def check_environment(environment: Any, *, restarts: bool = False) -> types.EnvironmentSpec:

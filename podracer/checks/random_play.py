@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from podracer.ops.action_masks import action_mask
-from podracer.types import Continuous, Discrete, EnvironmentSpec
+from podracer.types import Continuous, Discrete, EnvironmentSpec, action_mask
 
 MAX_CODE = 31  # pixels are brighter somewhere
 

@@ -16,8 +16,8 @@ from podracer.agent import Agent
 from podracer.devices.kernels import all_finite, select
 from podracer.drivers.state import TrainState
 from podracer.errors import ConfigError, EnvironmentFault, NonFiniteError
-from podracer.ops.action_masks import action_mask, allows_action
-from podracer.types import NO_ACTION, LearnerState, Metrics, PyTree, Trajectory
+from podracer.ops.action_masks import allows_action
+from podracer.types import NO_ACTION, LearnerState, Metrics, PyTree, Trajectory, action_mask
 
 
 class Fault(enum.IntFlag):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,19 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
 from podracer.ops.random import random_uniform
-from podracer.types import ACTION_MASK, ActionSpace, Continuous, PyTree
-
-
-def action_mask(observation: PyTree) -> Any | None:
-    """Return which actions an observation, or its spec, allows, None if all; see `types.Discrete`.
-
-    Leaves are `[*b, num_actions]`. Some observations hold another one as `observation`.
-    """
-    while isinstance(observation, Mapping):
-        if ACTION_MASK in observation:
-            return observation[ACTION_MASK]
-        observation = observation.get("observation")
-    return None
+from podracer.types import ActionSpace, Continuous, PyTree, action_mask
 
 
 def allows_action(space: ActionSpace, mask: Any) -> Any:

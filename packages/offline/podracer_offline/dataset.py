@@ -17,7 +17,6 @@ from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.io.npz import DAMAGE, read_header, unpack
 from podracer.io.text import redact
-from podracer.ops.action_masks import action_mask
 from podracer.types import (
     ACTION_MASK,
     ActionSpace,
@@ -27,6 +26,7 @@ from podracer.types import (
     EnvironmentSpec,
     MultiDiscrete,
     PyTree,
+    action_mask,
     leaves_by_path,
 )
 

@@ -13,7 +13,7 @@ from podracer.devices.reductions import Mean
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.networks.groups import GroupNetwork
 from podracer.networks.torsos import join
-from podracer.ops.action_masks import action_mask, mask_logits
+from podracer.ops.action_masks import mask_logits
 from podracer.ops.distributions import ActionDistribution, num_outputs, policy, to_bounds
 from podracer.types import (
     ActionSpace,
@@ -25,6 +25,7 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    action_mask,
 )
 
 # --- networks ------------------------------------------------------------------------------------

@@ -18,9 +18,8 @@ from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.settings import ClippedSettings
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
-from podracer.ops.action_masks import action_mask
 from podracer.schedules import Schedule
-from podracer.types import EnvironmentSpec, Params, PyTree, Trajectory
+from podracer.types import EnvironmentSpec, Params, PyTree, Trajectory, action_mask
 
 # `chex.dataclass` hides the constructors of mctx's outputs from type checkers.
 RootFnOutput: Any = mctx.RootFnOutput

@@ -13,8 +13,8 @@ from jaxtyping import Array, Bool
 
 from podracer.environment import expect_timestep
 from podracer.errors import WEIGHTED_SUM, ConfigError, EnvironmentFault
-from podracer.ops.action_masks import action_mask, allows_action
-from podracer.types import ActionSpace, EnvironmentSpec, TimeStep
+from podracer.ops.action_masks import allows_action
+from podracer.types import ActionSpace, EnvironmentSpec, TimeStep, action_mask
 
 _FEW = 4_096  # numbers, for which BLAS starts no threads
 KINDS = ("not_finite", "no_action")

@@ -16,8 +16,7 @@ from podracer.envs.host import gymnasium_spec
 from podracer.envs.host.gymnasium import Gymnasium, timestep_of
 from podracer.envs.host.gymnasium_worker import Fault, Worker, map_shared_memory
 from podracer.errors import ConfigError
-from podracer.ops.action_masks import action_mask
-from podracer.types import ACTION_MASK, TimeStep
+from podracer.types import ACTION_MASK, TimeStep, action_mask
 
 MASK_NAMES = {ACTION_MASK, "action_masks"}  # keys of `info`
 LOST_SHARE = 0.1  # share of the changes of an observation that float32 may lose

@@ -14,7 +14,6 @@ import numpy as np
 from podracer.agent import Agent, policy_params
 from podracer.environment import Environment, HostEnvironments, evaluation_environment
 from podracer.errors import ConfigError
-from podracer.ops.action_masks import action_mask
 from podracer.policy import add_start
 from podracer.rollout import init_actor, step_environments
 from podracer.types import (
@@ -26,6 +25,7 @@ from podracer.types import (
     LearnerState,
     PyTree,
     TimeStep,
+    action_mask,
 )
 from podracer_deploy.export.decision import Arrays, Decision, named_leaves
 
