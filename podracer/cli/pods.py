@@ -17,7 +17,7 @@ from podracer.cli.recipe_flags import find_recipe, own_recipe, parse_experiment
 from podracer.cli.run_options import best_run
 from podracer.cli.sentences import in_flags
 from podracer.cli.settings import Flag, Table
-from podracer.cli.train import Attachments, NewRunOptions, callbacks_of, run
+from podracer.cli.train import Attachments, NewRunOptions, run
 from podracer.cli.values import Count, Mark
 from podracer.config.experiment import Experiment
 from podracer.devices.machine import num_cores
@@ -77,7 +77,7 @@ def sweep(arguments: Sequence[str]) -> int:
         experiment,
         options.run_dir,
         Hosts(),
-        callbacks_of(options.track, options.attach),
+        [*options.attach, *options.track],
         recipe=own_recipe(recipe, arguments),
         num_devices=num_cores(),
         finish=finish_sweep,

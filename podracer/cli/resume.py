@@ -12,7 +12,7 @@ from podracer.cli.arguments import blank, read_parts
 from podracer.cli.pods import finish_sweep, resume_tournament
 from podracer.cli.run_options import RunOptions
 from podracer.cli.settings import settings_of
-from podracer.cli.train import Trackers, callbacks_of, run
+from podracer.cli.train import Trackers, run
 from podracer.cli.values import RunPath
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import KINDS
@@ -85,7 +85,7 @@ def resume(arguments: Sequence[str]) -> int:
         experiment,
         options.run,
         hosts,
-        callbacks_of(options.track),
+        options.track,
         resume=True,
         recipe=options.recipe,
         finish=finish_sweep if experiment.pods else None,

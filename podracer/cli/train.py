@@ -77,7 +77,7 @@ def train(arguments: Sequence[str]) -> int:
         experiment,
         options.run_dir,
         options.hosts,
-        callbacks_of(options.track, options.attach),
+        [*options.attach, *options.track],
         begin=begin,
         recipe=own_recipe(recipe, arguments),
         for_platform=for_platform,
@@ -95,11 +95,6 @@ def _parse(arguments: Sequence[str]) -> tuple[str, TrainOptions, Experiment]:
 
 
 # --- what commands that train have in common ------------------------------------------------------
-
-
-def callbacks_of(track: Trackers, attach: Attachments = ()) -> list[Any]:
-    """Return what flags add to a run, for the callbacks of `podracer.train`."""
-    return [*attach, *track]
 
 
 def run(

@@ -31,11 +31,11 @@ from podracer.io.text import redact
 from podracer.run import changes
 from podracer.run.budget import Budget
 from podracer.run.errors import StallError, tag_component
-from podracer.run.history import History
 from podracer.run.records import Recorder, Stopwatch
 from podracer.run.result import Boundary, Result, RunInfo
 from podracer.run.resume import (
     Best,
+    History,
     Totals,
     check_may_begin_again,
     check_metadata,

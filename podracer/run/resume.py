@@ -1,9 +1,11 @@
-"""Rules of resuming: what a checkpoint must hold, and what may have changed since the run began."""
+"""Rules of resuming: what a checkpoint holds, and what may have changed since the run began."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,16 @@ from podracer.config.serialization import (
     to_json,
 )
 from podracer.errors import CheckpointError, ConfigError, PodracerError
+from podracer.io.code import installed_versions
 from podracer.io.differences import differences
 from podracer.io.json_schema import anything, conforms, count, finite, number, text, unsound_fields
 from podracer.io.seal import CONFIG, encode_json, seal_json
 from podracer.io.sinks import read_metrics
 from podracer.io.text import redact
+
+# Packages that compute, by which results may be rounded otherwise.
+_COMPUTING = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax")
+_LOG = logging.getLogger("podracer")
 
 # These decide when and where things happen, not what is computed, so a resumed run may change them.
 FREE_ON_RESUME = {
@@ -63,7 +70,7 @@ class Best:
     mean_return: float
 
 
-VERSIONS = {...: text}
+_VERSIONS = {...: text}
 _METADATA = {
     "experiment": {...: anything},
     "totals": {
@@ -76,7 +83,7 @@ _METADATA = {
     },
     "records": {...: {"size": count, "sha256": str, ...: anything}},
     "topologies": [text, ...],
-    "versions": (None, [VERSIONS, ...]),
+    "versions": (None, [_VERSIONS, ...]),
     "best": (None, {"updates": count, "mean_return": finite}),
     "changes": (None, {...: anything}),
     ...: anything,
@@ -93,11 +100,6 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
     """
     if unsound := unsound_fields({**dict.fromkeys(_OPTIONAL), **metadata}, _METADATA):
         raise CheckpointError(f"the checkpoint's {', '.join(unsound)} cannot be those of a run.")
-
-
-def is_of_versions(value: Any) -> bool:
-    """Return whether a value can be the versions that a run was computed with."""
-    return conforms(value, VERSIONS)
 
 
 def experiment_digest(experiment: Experiment) -> str:
@@ -172,3 +174,53 @@ def update_config(directory: Path, settings: Mapping[str, Any]) -> None:
     config = read_config(directory / CONFIG)
     if config["experiment"] != settings:
         seal_json(directory / CONFIG, {**config, "experiment": settings})
+
+
+# --- what it was computed with --------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class History:
+    """Topologies and versions that a run has had, one after the other; part of every checkpoint."""
+
+    topologies: list[str]
+    versions: list[dict[str, str]] = dataclasses.field(
+        default_factory=lambda: [_computing(installed_versions())]
+    )
+
+    def restore(self, metadata: Mapping[str, Any], directory: Path) -> None:
+        """Put those of a checkpoint of the run in `directory` before the present ones."""
+        versions = metadata.get("versions")
+        if versions is None:  # an older version of podracer saved none
+            first: Any = read_config(directory / CONFIG).get("versions")
+            versions = [_computing(first)] if conforms(first, _VERSIONS) else []
+        self.topologies = _joined(metadata["topologies"], self.topologies)
+        self.versions = _joined(versions, self.versions)
+
+    def warn(self) -> None:
+        """Say where a run had several, at every resume."""
+        if len(self.topologies) > 1:
+            _LOG.warning(
+                "The run was computed on %s: correct, but not bit-exact. "
+                "`devices` and `num_processes` choose.",
+                ", then on ".join(self.topologies),
+            )
+        changes = []
+        for name in _COMPUTING:
+            versions = (attempt[name] for attempt in self.versions if name in attempt)
+            texts = [version for version, _ in itertools.groupby(versions)]
+            changes += [f"{name} {', then '.join(texts)}"] if len(texts) > 1 else []
+        if changes:
+            _LOG.warning(
+                "The run was computed with %s: correct, but perhaps not bit-exact.",
+                "; ".join(changes),
+            )
+
+
+def _computing(versions: Mapping[str, Any]) -> dict[str, str]:
+    return {name: versions[name] for name in _COMPUTING if name in versions}
+
+
+def _joined(earlier: list[Any], present: list[Any]) -> list[Any]:
+    """Return both, without the present one where the last one is the same."""
+    return earlier if earlier[-1:] == present else [*earlier, *present]

@@ -14,7 +14,7 @@ from podracer.agent import Blueprint, Context, ReadsFile
 from podracer.arguments import typed
 from podracer.config.experiment import Experiment, check_types
 from podracer.config.serialization import to_json
-from podracer.devices.mesh import Device, find_devices
+from podracer.devices.mesh import find_devices
 from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.drivers.driver import Driver, arguments_of
 from podracer.drivers.population import Population
@@ -42,7 +42,12 @@ _JAX_SETTINGS = {
 
 def build(experiment: Experiment) -> tuple[Blueprint, Environment | HostEnvironments]:
     """Return the blueprint of the agent for its environment, and the environment."""
-    _check_jax_settings()
+    for name, needed in _JAX_SETTINGS.items():
+        if (value := getattr(jax.config, name)) != needed:
+            raise ConfigError(
+                f"podracer's programs need JAX's setting {name} to be {needed}, but it is {value}: "
+                f"unset {name.upper()}, or call jax.config.update({name!r}, {needed!r})."
+            )
     checks.check_fields(experiment.agent)
     env: Any = experiment.environment
     remember_secrets(to_json(experiment))
@@ -54,17 +59,6 @@ def build(experiment: Experiment) -> tuple[Blueprint, Environment | HostEnvironm
     if (check := features(env).check_agent) is not None:
         check(blueprint.build(), experiment)
     return blueprint, env
-
-
-def _check_jax_settings() -> None:
-    """Raise `ConfigError` if a setting of JAX excludes podracer's programs."""
-    for name, needed in _JAX_SETTINGS.items():
-        value = getattr(jax.config, name)
-        if value != needed:
-            raise ConfigError(
-                f"podracer's programs need JAX's setting {name} to be {needed}, but it is {value}: "
-                f"unset {name.upper()}, or call jax.config.update({name!r}, {needed!r})."
-            )
 
 
 def _context(settings: Any, rollout_length: int) -> Context:
@@ -89,7 +83,10 @@ def make_driver(experiment: Experiment, saved_devices: int = 0) -> Driver:
     blueprint, env = build(experiment)
     if isinstance(env, HostEnvironments) or gymnasium_worker.inside_worker:
         check_script(env)
-    devices, config = _find_devices(experiment.devices, saved_devices), experiment.run_driver
+    devices, config = find_devices(experiment.devices), experiment.run_driver
+    if not experiment.devices and saved_devices:
+        with contextlib.suppress(ConfigError):
+            devices = find_devices(saved_devices)
     any_env: Any = env  # each driver refuses what it cannot step
     if experiment.pods:
         if not isinstance(config, AnakinConfig) and not isinstance(env, HostEnvironments):
@@ -113,13 +110,6 @@ def make_evaluator(experiment: Experiment, driver: Driver) -> ProgramEvaluator:
         epsilon=experiment.evaluation_epsilon,
         fixed=experiment.fixed_evaluation,
     )
-
-
-def _find_devices(count: int, saved: int) -> list[Device]:
-    if not count and saved:
-        with contextlib.suppress(ConfigError):
-            return find_devices(saved)
-    return find_devices(count)
 
 
 def run_metadata(experiment: Experiment, driver: Driver) -> dict[str, Any]:

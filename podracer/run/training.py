@@ -88,8 +88,10 @@ def train(
     reason in `crash.json`.
     """
     run_dir = None if run_dir is None else user_path(run_dir)
+    recorded, num_saved = None, 0
+    if resume and run_dir is not None:
+        recorded, num_saved = recipe_name(run_dir), saved_devices(run_dir)
     if isinstance(experiment, str):
-        recorded = recipe_name(run_dir) if resume and run_dir is not None else None
         experiment = _find_recipe(experiment, size, recorded, overrides)
     elif size is not None:
         raise ConfigError("a size is a recipe's: name the recipe as text, or leave `size` out.")
@@ -100,11 +102,8 @@ def train(
         raise ConfigError(
             "a run is resumed in its directory, with its own weights: give run_dir, and no Weights."
         )
-    num_saved = 0
-    if resume and run_dir is not None:
-        num_saved = saved_devices(run_dir)
-        name = recipe_name(run_dir) or experiment.recipe  # a run keeps its name
-        experiment = dataclasses.replace(experiment, recipe=name)
+    if recorded is not None:  # a run keeps its name
+        experiment = dataclasses.replace(experiment, recipe=recorded)
     driver = make_driver(experiment, num_saved)
     directory = name_run_directory(experiment, run_dir)
     run = Run(experiment, driver, directory, _callbacks(experiment, callbacks, progress, directory))

@@ -33,7 +33,7 @@ from podracer.io.seal import CONFIG, seal_json
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
 from podracer.replay import Replay
-from podracer.run import callbacks, history
+from podracer.run import callbacks, resume
 from podracer.run.errors import DeviceError
 from podracer.run.loading import load_run
 from podracer.run.resume import Totals, check_metadata
@@ -320,8 +320,8 @@ def test_a_target_ends_the_run(tmp_path, caplog, monkeypatch):
             podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=90 * STEPS, **limit)
     assert (run / "config.json").read_text() == config
     assert "bit-exact" not in caplog.text
-    versions = history.installed_versions()
-    monkeypatch.setattr(history, "installed_versions", lambda: versions | {"jax": "0.0.1"})
+    versions = resume.installed_versions()
+    monkeypatch.setattr(resume, "installed_versions", lambda: versions | {"jax": "0.0.1"})
     renamed = dataclasses.replace(EXPERIMENT, recipe="other")  # as a module may call its function
     assert podracer.train(renamed, run_dir=run, resume=True).reason == "frames"
     assert read_experiment(run).recipe == "test"
@@ -336,7 +336,7 @@ def test_a_run_says_at_every_resume_that_it_had_other_versions(tmp_path, caplog)
         caplog.clear()
         seal_json(tmp_path / CONFIG, {"experiment": {}} | (config or {}))
         versions = {"podracer": podracer, "jax": jax}
-        attempt = history.History(["1 x cpu"], [versions])
+        attempt = resume.History(["1 x cpu"], [versions])
         attempt.restore(metadata, tmp_path)
         attempt.warn()
         return dataclasses.asdict(attempt), caplog.text
