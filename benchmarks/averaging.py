@@ -27,7 +27,7 @@ from harness import Quick
 import podracer
 from podracer import recipes
 from podracer.config.experiment import Experiment
-from podracer.drivers.averaging import Averaging
+from podracer.drivers.exchange import Averaging
 from podracer.drivers.population import Pod
 from podracer.envs.catalog import make
 from podracer.io.sinks import read_metrics

@@ -28,9 +28,8 @@ from podracer.devices.mesh import POD, REPLICATED, Device, find_devices, make_me
 from podracer.devices.reductions import Mean
 from podracer.drivers import anakin, selection
 from podracer.drivers.anakin import Anakin, AnakinConfig
-from podracer.drivers.averaging import Averaging, with_averaging
 from podracer.drivers.driver import Driver, blueprint_for
-from podracer.drivers.exchange import is_due
+from podracer.drivers.exchange import Averaging, is_due, with_averaging
 from podracer.drivers.faults import check_no_fault
 from podracer.drivers.progress import Progress, abstract_request, not_finite
 from podracer.drivers.state import TrainState, make_initial_state, with_shardings

@@ -200,11 +200,6 @@ def _one_of(count: int, draws: jax.Array) -> jax.Array:
 
 
 Rule = Truncation | PopulationBased | Generational
-RULES: dict[str, type[Rule]] = {
-    "population-based": PopulationBased,
-    "truncation": Truncation,
-    "generational": Generational,
-}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import read_config, read_experiment, to_json
-from podracer.drivers.averaging import Averaging, Peers
+from podracer.drivers.exchange import Averaging, Peers
 from podracer.drivers.population import Exchange, Hyperparameter, Pod
 from podracer.drivers.selection import PopulationBased, Range, Rule, Selection
 from podracer.errors import CheckpointError, ConfigError, PodracerError

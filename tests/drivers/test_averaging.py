@@ -19,7 +19,7 @@ from podracer.config.experiment import Experiment
 from podracer.config.serialization import from_json, to_json
 from podracer.drivers import population
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.averaging import Averaging, average_states
+from podracer.drivers.exchange import Averaging, average_states
 from podracer.drivers.population import Pod, Population, population_mesh, run_keys
 from podracer.envs import make
 from podracer.io.checkpoint import fingerprint
