@@ -2,9 +2,9 @@
 
     jit(cond(average), shard_map(map(vmap(chunk))))
 
-Each pod that averages learns from environments of its own, as a replica of synchronous training does, but the
-replicas meet every so many updates only: local SGD (Stich 2019, arXiv 1805.09767), and gossip with
-one neighbor (GALA: Assran et al. 2019, arXiv 1906.04585).
+A pod that averages learns from environments of its own, as a replica of synchronous training does,
+but the replicas meet every so many updates only: local SGD (Stich 2019, arXiv 1805.09767), and
+gossip with one neighbor (GALA: Assran et al. 2019, arXiv 1906.04585).
 """
 
 from __future__ import annotations
