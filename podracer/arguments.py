@@ -99,7 +99,9 @@ def _checked(function: Any, owner: Any) -> Any:
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        bound, hints = _bind(signature, owner, args, kwargs), _hints(owner)
+        bound, hints = _bind(signature, owner, args, kwargs), dict[str, Any]()
+        with contextlib.suppress(NameError):  # a name that is imported for type checkers alone
+            hints = type_hints(owner)
         for name, value in bound.arguments.items():
             hint = hints.get(name, Any)
             kind = signature.parameters[name].kind
@@ -115,13 +117,6 @@ def _checked(function: Any, owner: Any) -> Any:
             raise error.with_traceback(None) from error.__cause__
 
     return checked
-
-
-def _hints(owner: Any) -> dict[str, Any]:
-    try:
-        return type_hints(owner)
-    except NameError:  # a name that is imported for type checkers alone
-        return {}
 
 
 def _bind(

@@ -85,20 +85,6 @@ def check_spec(environment: Any) -> types.EnvironmentSpec:
         )
     if not any(math.prod(leaf.shape) for leaf in leaves):
         raise ConfigError(f"{spec.name}: spec.observation has no numbers, by which agents act.")
-    _check_dtypes(spec)
-    if not isinstance(spec.action, types.Discrete | types.MultiDiscrete | types.Continuous):
-        _refuse_space(spec.name, spec.action)
-    _check_action_mask(spec)
-    spec.keys(tuple(spec.groups))
-    has_start = any(np.any(getattr(space, "start", 0)) for space in (spec.action, *leaves))
-    if has_start and not isinstance(environment, HostEnvironments):
-        raise ConfigError(
-            f"{spec.name}: an environment in JAX counts from 0, so leave `start` out."
-        )
-    return spec
-
-
-def _check_dtypes(spec: types.EnvironmentSpec) -> None:
     for path, leaf in leaves_by_path(spec.observation).items():
         name, dtype = f"{spec.name}: spec.observation{path}", leaf.dtype
         if not jnp.issubdtype(dtype, np.number) and dtype != np.bool_:
@@ -109,6 +95,16 @@ def _check_dtypes(spec: types.EnvironmentSpec) -> None:
             )
         if leaf.scaled and dtype != np.uint8:
             raise ConfigError(f"{name} is {dtype}, but only uint8 can be `scaled`.")
+    if not isinstance(spec.action, types.Discrete | types.MultiDiscrete | types.Continuous):
+        _refuse_space(spec.name, spec.action)
+    _check_action_mask(spec)
+    spec.keys(tuple(spec.groups))
+    has_start = any(np.any(getattr(space, "start", 0)) for space in (spec.action, *leaves))
+    if has_start and not isinstance(environment, HostEnvironments):
+        raise ConfigError(
+            f"{spec.name}: an environment in JAX counts from 0, so leave `start` out."
+        )
+    return spec
 
 
 def _read_spec(environment: Any) -> types.EnvironmentSpec:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from podracer.devices import cgroups
+from podracer.devices.machine import free_memory
 from podracer.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ def free_host_bytes() -> int | None:
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = 1024 * next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable"))
-        of_container = cgroups.free_memory()
+        of_container = free_memory()
         return free if of_container is None else min(free, of_container)
     return None
 

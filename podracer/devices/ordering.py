@@ -156,16 +156,10 @@ def _reduce(equation: JaxprEqn, token: jax.Array, operands: Values) -> tuple[jax
     for group in [[x] for x in operands] if is_elementwise else [operands]:
         waiting = [jax.lax.select(token, jax.lax.full_like(x, 0), x) for x in group]
         outputs += apply(equation, waiting)
-        token = _after(outputs[-1], token)
+        if (result := outputs[-1]).size:  # the token, which is never true, waits for it
+            first = jax.lax.slice(result, [0] * result.ndim, [1] * result.ndim).reshape(())
+            token = token & (first != 0)
     return token, outputs
-
-
-def _after(result: jax.Array, token: jax.Array) -> jax.Array:
-    """Return the token, which is never true, such that it waits for a result."""
-    if result.size == 0:
-        return token
-    first = jax.lax.slice(result, [0] * result.ndim, [1] * result.ndim).reshape(())
-    return token & (first != 0)
 
 
 def _scan(equation: JaxprEqn, token: jax.Array, operands: Values) -> tuple[jax.Array, list[Any]]:

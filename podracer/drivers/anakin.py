@@ -276,7 +276,13 @@ def update_once(
 
     Under `jax.disable_jit()` it is ordinary Python, which a debugger can step through.
     """
-    act_keys, step_keys = _rollout_keys(state, config.rollout_length, axis)
+    length, num_envs = config.rollout_length, len(state.actor.timestep.reward)
+    shard = jax.lax.axis_index(axis) if axis else jnp.uint32(0)
+    indices = shard.astype(jnp.uint32) * num_envs + jnp.arange(num_envs, dtype=jnp.uint32)
+    steps = state.update * jnp.uint32(length) + jnp.arange(length, dtype=jnp.uint32)
+    # Keys `[T, B]`, by global environment and global step.
+    act_keys = environment_keys(purpose_key(state.key, Purpose.ACT), indices, steps)
+    step_keys = environment_keys(purpose_key(state.key, Purpose.STEP), indices, steps)
 
     def play(params: Params) -> tuple[Trajectory, ActorState]:
         actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)
@@ -290,14 +296,3 @@ def update_once(
         learner, metrics = agent.learn(state.learner, trajectory, learn_key(state, axis), axis)
     state, metrics = apply_unless_fault(agent, state, learner, trajectory, metrics, axis)
     return dataclasses.replace(state, actor=actor), metrics
-
-
-def _rollout_keys(state: TrainState, length: int, axis: str | None) -> tuple[jax.Array, jax.Array]:
-    """Return keys `[T, B]` for acting and for stepping, by global environment and global step."""
-    shard = jax.lax.axis_index(axis) if axis else jnp.uint32(0)
-    num_envs = state.actor.timestep.reward.shape[0]
-    indices = shard.astype(jnp.uint32) * num_envs + jnp.arange(num_envs, dtype=jnp.uint32)
-    steps = state.update * jnp.uint32(length) + jnp.arange(length, dtype=jnp.uint32)
-    act_keys = environment_keys(purpose_key(state.key, Purpose.ACT), indices, steps)
-    step_keys = environment_keys(purpose_key(state.key, Purpose.STEP), indices, steps)
-    return act_keys, step_keys

@@ -21,13 +21,6 @@ _BARRIER_MILLISECONDS = 600_000  # as long as Orbax waits for its processes
 _SAVES = itertools.count()  # saves in this process; all processes have made as many
 
 
-def _broadcast(number: int) -> int:
-    """Return process 0's number on all processes."""
-    # Two halves, because JAX without x64 would truncate a 64-bit step.
-    halves = multihost_utils.broadcast_one_to_all(np.array([number], np.int64).view(np.int32))
-    return int(np.array(halves).view(np.int64)[0])
-
-
 def decide_on_first_process(decide: Callable[[], int]) -> int:
     """Return the decision of process 0 on all processes; what it raises is raised on all."""
     if jax.process_count() == 1:
@@ -38,7 +31,9 @@ def decide_on_first_process(decide: Callable[[], int]) -> int:
             answer = decide()
         except PodracerError as error:
             answer, failure = -error.exit_code, error
-    if (answer := _broadcast(answer)) < 0:
+    # Two halves, because JAX without x64 would truncate a 64-bit step.
+    halves = multihost_utils.broadcast_one_to_all(np.array([answer], np.int64).view(np.int32))
+    if (answer := int(np.array(halves).view(np.int64)[0])) < 0:
         kind = StorageError if answer == -StorageError.exit_code else CheckpointError
         raise failure or kind("process 0 found no checkpoint that can be used; see its message")
     return answer

@@ -1,4 +1,4 @@
-"""Arrays of a checkpoint: what Orbax stores for a leaf, and how it is read back unchanged."""
+"""Arrays of a checkpoint: their schema, what Orbax stores, and how it is read back unchanged."""
 
 from __future__ import annotations
 
@@ -15,9 +15,49 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.errors import CheckpointError, StorageError
-from podracer.io.schema import Schema
+from podracer.types import PyTree, leaves_by_path
 
 MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
+
+
+Schema = dict[str, list[Any]]  # path -> [shape, dtype, key implementation or None]
+
+
+def schema(state: PyTree) -> Schema:
+    """Return path -> [shape, dtype, key implementation or None]; typed keys as their data.
+
+    The result is JSON-serializable. Leaves are arrays or `ShapeDtypeStruct`. Raises
+    `CheckpointError` naming a leaf that is neither.
+    """
+    entries: Schema = {}
+    for path, leaf in leaves_by_path(state).items():
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            raise CheckpointError(f"{path} is of type {type(leaf).__name__}, not an array")
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            key = jnp.empty((), leaf.dtype)  # a `ShapeDtypeStruct` does not tell its implementation
+            words, impl = jax.random.key_data(key), str(jax.random.key_impl(key))
+            entries[path] = [[*leaf.shape, *words.shape], words.dtype.name, impl]
+        else:
+            entries[path] = [list(leaf.shape), np.dtype(leaf.dtype).name, None]
+    return entries
+
+
+def schema_difference(stored: Schema, expected: Schema) -> str:
+    """Describe in one line how two schemas differ, up to ten leaves."""
+    lines = [
+        f"{path} is {_spell(stored.get(path))} in the checkpoint, "
+        f"{_spell(expected.get(path))} expected"
+        for path in sorted(stored.keys() | expected.keys())
+        if stored.get(path) != expected.get(path)
+    ]
+    return "; ".join(lines[:10]) + (f"; and {len(lines) - 10} more" if len(lines) > 10 else "")
+
+
+def _spell(entry: list[Any] | None) -> str:
+    if entry is None:
+        return "absent"
+    shape, dtype, impl = entry
+    return f"{dtype}{shape}" + (f" of {impl} keys" if impl else "")
 
 
 def read_arrays(

@@ -25,9 +25,17 @@ import numpy as np
 
 from podracer.errors import CheckpointError, StorageError
 from podracer.io import agreement, steps, text
-from podracer.io.arrays import place, read_arrays, sharding_of, silence_orbax, stored_array
+from podracer.io.arrays import (
+    Schema,
+    place,
+    read_arrays,
+    schema,
+    schema_difference,
+    sharding_of,
+    silence_orbax,
+    stored_array,
+)
 from podracer.io.run_directory import fsync_directory, own_directory, write_bytes
-from podracer.io.schema import Schema, schema, schema_difference
 from podracer.io.seal import MANIFEST, encode_json, is_there, seal, seal_json
 from podracer.io.steps import CHECKPOINTS, Choice
 from podracer.types import PyTree, leaves_by_path

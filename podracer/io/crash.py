@@ -25,12 +25,17 @@ def write_crash(directory: Path, error: BaseException, **facts: Any) -> None:
     A failed write is only reported on stderr, because it must not hide the original error. Secrets
     are redacted, see `text.redact`.
     """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    stacks = {
+        f"{names.get(ident, 'unknown')} ({ident})": "".join(traceback.format_stack(frame))
+        for ident, frame in sys._current_frames().items()
+    }
     crash = {
         "code": getattr(error, "exit_code", 70),
         "exception": type(error).__qualname__,
         "message": str(error),
         "traceback": "".join(traceback.format_exception(error)),
-        "threads": _thread_stacks(),
+        "threads": stacks,
         **facts,
     }
     try:
@@ -45,11 +50,3 @@ def retire_crash(directory: Path) -> None:
     """Rename the `crash.json` of an earlier attempt, which a run that goes on has overcome."""
     with contextlib.suppress(FileNotFoundError):
         (directory / CRASH).replace(directory / PREVIOUS_CRASH)
-
-
-def _thread_stacks() -> dict[str, str]:
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return {
-        f"{names.get(ident, 'unknown')} ({ident})": "".join(traceback.format_stack(frame))
-        for ident, frame in sys._current_frames().items()
-    }

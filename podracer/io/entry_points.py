@@ -18,12 +18,10 @@ _FIELDS = {
 }  # fmt: skip
 
 
-def _names_of_packages() -> dict[str, tuple[str, ...]]:
-    content = json.loads(Path(__file__).with_name("packages.json").read_text(encoding="utf-8"))
-    return {package: (*names, *_FIELDS.get(package, ())) for package, names in content.items()}
-
-
-PACKAGES = _names_of_packages()
+_CONTENT = Path(__file__).with_name("packages.json").read_text(encoding="utf-8")
+PACKAGES = {
+    package: (*names, *_FIELDS.get(package, ())) for package, names in json.loads(_CONTENT).items()
+}
 """Names of the packages in the folder `packages/`, for messages where one is not installed.
 
 `docs/tables.py` writes the file, from their entry points.

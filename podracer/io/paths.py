@@ -30,16 +30,13 @@ def user_path(path: str | Path) -> Path:
             f"there is no home directory for {text!r}: write the path without '~'."
         ) from None
     full = os.path.abspath(home)
-    if not _is_utf8(full):
+    try:
+        is_utf8 = os.fsencode(full) == full.encode()
+    except UnicodeEncodeError:
+        is_utf8 = False
+    if not is_utf8:
         raise ConfigError(
             f"{full!r} cannot be used, as its bytes are not UTF-8, or not in this locale: take "
             "another name, or a locale of UTF-8."
         )
     return home
-
-
-def _is_utf8(path: str) -> bool:
-    try:
-        return os.fsencode(path) == path.encode()
-    except UnicodeEncodeError:
-        return False

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from podracer.devices.compiling import CompileInThread
 from podracer.devices.mesh import gather_texts
+from podracer.drivers.driver import CompileInThread
 from podracer.errors import ConfigError
 from podracer.io.attachments import Attachment, MakeAttachment
 from podracer.io.jsonl import JsonlSink

@@ -102,7 +102,10 @@ def score_of_runs(
         marks.append(f"missing: seed {_listed(_in_order(missing))}")
     if repeated:
         marks.append(_listed([f"{name} is a {relation}" for name, relation in repeated.items()]))
-    marks += _mixed_versions(counted)
+    texts = dict[str, dict[str, None]]()
+    for name, versions in (pair for run in counted for pair in run.versions.items()):
+        texts.setdefault(name, {}).update(dict.fromkeys(versions))
+    marks += [f"{name} {' and '.join(x)}" for name, x in texts.items() if len(x) > 1]
     return Score(
         np.array(values), len(counted), len(members), independent, is_evaluation, tuple(marks)
     )
@@ -142,16 +145,6 @@ def _in_order(seeds: Iterable[str]) -> list[str]:
 def are_independent(runs: Iterable[RunRecords]) -> bool:
     """Return whether no run is a pod that selects or averages."""
     return not any(run.config.get("experiment", {}).get("exchange") for run in runs)
-
-
-def _mixed_versions(runs: Sequence[RunRecords]) -> list[str]:
-    texts: dict[str, dict[str, None]] = {}
-    for run in runs:
-        for name, versions in run.versions.items():
-            texts.setdefault(name, {}).update(dict.fromkeys(versions))
-    return [
-        f"{name} {' and '.join(of_name)}" for name, of_name in texts.items() if len(of_name) > 1
-    ]
 
 
 def _listed(names: Sequence[str]) -> str:

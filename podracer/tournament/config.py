@@ -91,7 +91,12 @@ class Tournament:
                 '(podracer.recipes.find("cartpole_ppo"),).'
             )
         check_types(self)
-        self._check_numbers()
+        check_ranges(self, "")
+        for name in ("pod_cpus", "pod_gpus", "node_seconds", "pod_resources", "pod_placement"):
+            if self.engine != "ray" and getattr(self, name) != getattr(Tournament, name):
+                raise ConfigError(
+                    f"`{name}` is for Ray clusters: add `engine=ray`, or leave it out."
+                )
         for pod, experiment in enumerate(self.experiments):
             check_types(experiment)
             experiment.check()
@@ -105,14 +110,6 @@ class Tournament:
                 "returns in different environments cannot be compared, so all recipes of a "
                 f"tournament need the same one, not {', '.join(sorted(environments))}."
             )
-
-    def _check_numbers(self) -> None:
-        check_ranges(self, "")
-        for name in ("pod_cpus", "pod_gpus", "node_seconds", "pod_resources", "pod_placement"):
-            if self.engine != "ray" and getattr(self, name) != getattr(Tournament, name):
-                raise ConfigError(
-                    f"`{name}` is for Ray clusters: add `engine=ray`, or leave it out."
-                )
 
     def _check_round(self, experiment: Experiment) -> None:
         """Raise `ConfigError` if a round cannot train with all that selection may choose."""

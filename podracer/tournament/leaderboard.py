@@ -129,16 +129,6 @@ def encode_line(fields: Mapping[str, Any], previous_checksum: str) -> tuple[byte
     return (json.dumps({**fields, "sha256": checksum}) + "\n").encode(), checksum
 
 
-def _check_writable(header: events.Header) -> None:
-    try:
-        encode_line(_fields(header), "")
-    except ValueError as error:
-        raise ConfigError(
-            "a tournament takes finite numbers only, also in the agents of its recipes, as its log "
-            f"can hold no others ({error})."
-        ) from error
-
-
 def _decode(fields: Mapping[str, Any]) -> events.Event:
     if fields["event"] == "header" and fields["format"] != events.FORMAT:
         raise ConfigError(
@@ -178,7 +168,13 @@ class Leaderboard:
         self.directory = user_path(directory).resolve()
         check = read_events if header is None else check_holds_no_run
         if header is not None:
-            _check_writable(header)  # before a file is made
+            try:  # before a file is made
+                encode_line(_fields(header), "")
+            except ValueError as error:
+                raise ConfigError(
+                    "a tournament takes finite numbers only, also in the agents of its recipes, as "
+                    f"its log can hold no others ({error})."
+                ) from error
         with contextlib.ExitStack() as stack:
             stack.enter_context(RunLock(self.directory, partial(check, self.directory)))
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

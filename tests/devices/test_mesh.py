@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.devices import cgroups, mesh
+from podracer.devices import machine, mesh
 from podracer.devices.kernels import traced_for
 from podracer.devices.mesh import (
     DATA,
@@ -254,8 +254,8 @@ def test_the_limits_of_a_container_hold(files, memory, cores, tmp_path):
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    assert cgroups.free_memory(tmp_path) == memory
-    assert cgroups.cores(tmp_path) == cores
+    assert machine.free_memory(tmp_path) == memory
+    assert machine.cores(tmp_path) == cores
 
 
 def test_a_noted_program_is_known_until_it_has_ended(monkeypatch):

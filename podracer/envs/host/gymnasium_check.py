@@ -86,18 +86,15 @@ class Watched:
         self._told |= {_STYLE.sub("", str(warning.message)): None for warning in caught}
         if isinstance(result[-1], Mapping):
             self._masks |= {f'info["{key}"]' for key in MASK_NAMES & result[-1].keys()}
-        self._count_changes(result[0])
-        return self._timestep
-
-    def _count_changes(self, observation: Any) -> None:
-        """Count the numbers that changed since the last call, and those that agents see equal."""
+        # Numbers that changed since the last call, and those of them that agents see equal.
         narrow = jax.tree.map(lambda x: x[0].copy(), self._timestep.observation)
-        leaves = zip(jax.tree.leaves(observation), jax.tree.leaves(narrow), strict=True)
+        leaves = zip(jax.tree.leaves(result[0]), jax.tree.leaves(narrow), strict=True)
         leaves = [(np.array(x), y) for x, y in leaves]
         for (x, y), (old_x, old_y) in zip(leaves, self._previous, strict=False):
             self._changes += np.sum(x != old_x)
             self._lost += np.sum((x != old_x) & (y == old_y))
         self._previous = leaves
+        return self._timestep
 
     def warnings(self) -> Iterator[str]:
         """Yield what an agent would bear, but should know."""
