@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from benchmarks.reproduce.figure import Axes, Curve, Figure, Outcome, Record, verdict
-from podracer.reports.charts import COLORS, LegendEntry, charts, trace
+from podracer.reports.charts import COLORS, charts, trace
 from podracer.reports.charts import figure as drawn_figure
 from podracer.reports.page import page
 from podracer.scores.format import clock
@@ -143,11 +143,10 @@ def _chart(name: str, curves: Sequence[Curve], axes: Axes, title: str) -> str:
         )
     if not traces:
         return ""
-    legend = [LegendEntry(label, color) for label, color in color_of.items()]
     x_axis = {"type": "log" if axes.log_x else "linear"}
     y_axis = {"type": "log" if axes.log_y else "linear", "title": {"text": html.escape(axes.y)}}
     figure = drawn_figure(title, traces, axes.x, xaxis=x_axis, yaxis=y_axis, height=320)
-    return charts(name, [figure], legend, width=520)
+    return charts(name, [figure], color_of, width=520)
 
 
 def _runs(figure: Figure, records: Sequence[Record]) -> str:

@@ -12,6 +12,7 @@ import json
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ Curve = tuple[np.ndarray, np.ndarray]  # positions and values of a metric
 Settings = dict[str, dict[str, str]]  # values of the settings that differ, by a group's label
 Figure = dict[str, Any]
 Trace = dict[str, Any]
+Legend = Mapping[str, str]  # color by label; a click switches the traces of a group on and off
 
 
 class Panel(NamedTuple):
@@ -46,13 +48,6 @@ class Panel(NamedTuple):
     points: str = ""
     parts: Sequence[str] = ()  # keys of the curves of a metric `[n]`, in place of its own
     unit: float = 1.0  # such as 2**30 for a metric in bytes and an axis in GiB
-
-
-class LegendEntry(NamedTuple):
-    """Line of a legend; a click on it switches the traces of its group on and off."""
-
-    label: str
-    color: str
 
 
 def trace(
@@ -115,7 +110,7 @@ def _axis() -> dict[str, Any]:
 
 
 def charts(
-    name: str, figures: Sequence[Figure], legend: Sequence[LegendEntry] = (), *, width: int = 320
+    name: str, figures: Sequence[Figure], legend: Legend = MappingProxyType({}), *, width: int = 320
 ) -> str:
     """Return a block of figures as HTML, nothing without figures.
 
@@ -127,14 +122,14 @@ def charts(
     return f"{block}{content}</div>" if content else ""
 
 
-def _chart(figure: Figure, legend: Sequence[LegendEntry]) -> str:
+def _chart(figure: Figure, legend: Legend) -> str:
     groups = {trace["legendgroup"] for trace in figure["data"] if "legendgroup" in trace}
     names = [
-        {"x": [None], "y": [None], "mode": "lines", "name": html.escape(entry.label),
-         "legendgroup": entry.label, "line": {"color": entry.color, "width": 3}, "showlegend": True}
-        for entry in legend if entry.label in groups
+        {"x": [None], "y": [None], "mode": "lines", "name": html.escape(label),
+         "legendgroup": label, "line": {"color": color, "width": 3}, "showlegend": True}
+        for label, color in legend.items() if label in groups
     ]  # fmt: skip
-    longest = max((len(entry.label) for entry in legend), default=0)
+    longest = max(map(len, legend), default=0)
     place = {
         "orientation": "h",
         "x": 0,
@@ -217,7 +212,7 @@ def curves(name: str, groups: Groups, panels: Sequence[Panel], *, num_blocks: in
                 traces += _runs(group, shown[label], panel, points)
                 traces += _score(label, color, members[label], panel)
     drawn_panels = {title: traces for title, traces in traces_by_title.items() if traces}
-    legend = [LegendEntry(label, colors[label]) for label in shown] if len(shown) > 1 else []
+    legend = {label: colors[label] for label in shown} if len(shown) > 1 else {}
     block = charts(name, [_grid(drawn_panels)] if drawn_panels else [], legend, width=600)
     left_out = f"<small>{num_drawn} of {num_runs} runs are shown.</small>"
     return block + (left_out if block and num_drawn < num_runs else "")

@@ -19,7 +19,7 @@ from podracer.scores.runs import has_selection
 from podracer.scores.score import returns_of
 
 PODS, WINNERS = "a pod", "the winner and its ancestors"
-LEGEND = [charts.LegendEntry(PODS, charts.POD), charts.LegendEntry(WINNERS, charts.WINNER)]
+LEGEND = {PODS: charts.POD, WINNERS: charts.WINNER}
 
 Position = Callable[[Any], float]
 

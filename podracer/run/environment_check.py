@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -15,7 +15,6 @@ import numpy as np
 from podracer import checks
 from podracer.checks.errors import describe_error
 from podracer.checks.random_play import random_actions, wrong_scales
-from podracer.checks.report import EnvironmentReport, Finding
 from podracer.drivers.sebulba.validator import NO_RESTART, TimestepValidator
 from podracer.environment import AutoReset, HostEnvironments, auto_reset, is_of_gymnasium
 from podracer.envs.catalog import make
@@ -37,6 +36,61 @@ NOT_REPEATED = (
     "a row must depend on `seed`, its index and `start` alone, in Gymnasium on self.np_random."
 )
 ENVS_ON_HOST, ENVS_ON_DEVICE = 4, 64  # they play at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One sentence on an environment: an error makes it unusable, a warning does not."""
+
+    level: Literal["error", "warning"]
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class EnvironmentReport:
+    """What was found on an environment, by its specification and in random play."""
+
+    name: str
+    spec: EnvironmentSpec | None
+    """Specification, None where it cannot be read."""
+    findings: tuple[Finding, ...] = ()
+    figures: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What random play measured: steps, ends of episodes, returns, and steps a second."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether an agent can be trained in the environment: nothing found is an error."""
+        return all(finding.level != "error" for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as an object of JSON."""
+        return {
+            "environment": self.name,
+            "usable": self.usable,
+            "spec": None if self.spec is None else _describe(self.spec),
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "figures": self.figures,
+        }
+
+    def __repr__(self) -> str:
+        lines = [f"{self.name}: {'usable' if self.usable else 'not usable'}"]
+        if self.spec is not None:
+            lines += [f"  {name}: {text}" for name, text in _describe(self.spec).items()]
+        for name, value in self.figures.items():
+            is_long = isinstance(value, int) or abs(value) >= 1000
+            lines.append(f"  {name}: {value:,.0f}" if is_long else f"  {name}: {value:.4g}")
+        lines += [f"  {finding.level}: {finding.text}" for finding in self.findings]
+        return "\n".join(lines if self.findings else [*lines, "  no errors and no warnings"])
+
+
+def _describe(spec: EnvironmentSpec) -> dict[str, str]:
+    leaves = jax.tree_util.tree_leaves_with_path(spec.observation)
+    observation = ", ".join(
+        f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}".strip()
+        + (" divided by 255" if leaf.scaled else "")
+        for path, leaf in leaves
+    )
+    return {"observation": observation, "action": str(spec.action)}
 
 
 def check_environment(environment: Any) -> EnvironmentReport:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from podracer.io.run_directory import write_bytes
-from podracer.reports.charts import COLORS, LegendEntry, charts, figure, trace
+from podracer.reports.charts import COLORS, charts, figure, trace
 from podracer.reports.page import page, section, table, tiles
 from podracer_trading.backtest import (
     POLICY,
@@ -149,18 +148,13 @@ def _period(name: str, result: PeriodResult) -> str:
         xaxis=dates,
         yaxis={**percents, "range": [0, 1]},
     )
-    legend, parts = _legend(colors), _legend(area_colors)
     equities = figure("Equity", equity, xaxis=dates, height=340)
     head, *body = rows(result)
     return (
         table(head, body)
-        + charts(f"{name} equity", [equities, underwater], legend, width=600)
-        + charts(f"{name} holdings", [holdings], parts, width=600)
+        + charts(f"{name} equity", [equities, underwater], colors, width=600)
+        + charts(f"{name} holdings", [holdings], area_colors, width=600)
     )
-
-
-def _legend(colors: Mapping[str, str]) -> list[LegendEntry]:
-    return [LegendEntry(label, color) for label, color in colors.items()]
 
 
 def _equity_components(result: PeriodResult) -> dict[str, np.ndarray]:
