@@ -325,8 +325,8 @@ def test_a_report_that_comes_late_leaves_the_rest_to_the_next(monkeypatch):
 
 
 def test_an_end_that_is_noticed_late_does_not_show_as_speed(monkeypatch):
-    clock = types.SimpleNamespace(perf_counter=lambda: 0.0)
-    monkeypatch.setattr(signals, "time", clock)
+    clock = types.SimpleNamespace(perf_counter=lambda: 0.0, process_time=lambda: 0.0)
+    monkeypatch.setattr(records, "time", clock)
     recorder, times = Recorder(EXPERIMENT, podracer.make("catch")), Stopwatch()
     ends = [0.06, 0.18, 0.175, 0.24, 0.30]  # of chunks of 0.06 s each; the second was seen late
     lines = [recorder.record(Progress(i, 8, {}, time=end), times) for i, end in enumerate(ends, 1)]

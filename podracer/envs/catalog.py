@@ -91,12 +91,6 @@ ADAPTERS = {
         "gymnax",
         ("gymnax", "six"),
     ),
-    "pgx": Entry(
-        _lazy("pgx"),
-        "MinAtar and 2048 of pgx, such as pgx:minatar-breakout",
-        "pgx",
-        ("pgx",),
-    ),
     "gymnasium": Entry(
         _lazy("host.gymnasium"),
         "host: any environment registered with Gymnasium, such as gymnasium:CartPole-v1",

@@ -1,9 +1,7 @@
-"""Adapters of device suites: the contract, known rules, and ends. Those of packages that are not
-installed are skipped."""
+"""What adapters of device suites need: few restarts for many environments, and action masks."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from typing import Any
 
@@ -11,65 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from episodes import check_contract, check_episodes
 
 from podracer.checks import check_environment
 from podracer.environment import auto_reset, restart, transition
-from podracer.envs import ADAPTERS, make
-from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
-
-# An environment of each suite, and how many steps are enough to see an end.
-CASES = {
-    "pgx:minatar-breakout": 60,
-    "pgx:minatar-freeway": 4,
-    "pgx:2048": 4,
-}
-SLOW = ("pgx:2048", "pgx:minatar-freeway")
-
-
-def installed(prefix: str) -> bool:
-    return all(importlib.util.find_spec(package) for package in ADAPTERS[prefix].packages)
-
-
-def suite(name: str, *values: Any) -> Any:
-    prefix = name.split(":")[0]
-    marks = [pytest.mark.skipif(not installed(prefix), reason=f"{prefix} is not installed")]
-    if name in SLOW:
-        marks.append(pytest.mark.slow)
-    return pytest.param(name, *values, marks=marks)
-
-
-pytestmark = [
-    # What these packages say when they are imported or used.
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.usefixtures("lenient_ranks"),
-]
-
-
-@pytest.mark.parametrize("name", [suite(name) for name in CASES])
-def test_keeps_the_contract(name):
-    check_contract(name)
-
-
-@pytest.mark.parametrize(("name", "steps"), [suite(name, CASES[name]) for name in CASES])
-def test_episodes_begin_and_end_as_they_should(name, steps):
-    check_episodes(name, steps)
-
-
-@pytest.mark.parametrize("prefix", [p for p in ADAPTERS if f"{p}:" in "".join(CASES)])
-def test_unknown_names_are_refused_with_the_nearest(prefix):
-    name = next(name for name in CASES if name.startswith(prefix))
-    if not installed(prefix):
-        with pytest.raises(ConfigError, match=r"needs the package .*pip install"):
-            make(name)
-        return
-    with pytest.raises(ConfigError, match=r"has no (environment|game|task) .*did you mean"):
-        make(f"{name}x")
-
-
-# --- few restarts for many environments ----------------------------------------------------------
 
 
 @struct

@@ -1,4 +1,4 @@
-"""Board games of two players of pgx (Koyamada et al. 2023), against an opponent or by self-play."""
+"""Games of pgx (Koyamada et al. 2023): of two players, against an opponent or by self-play."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs import pgx
 from podracer.envs.common import strongly_typed
-from podracer.envs.pgx import observe
 from podracer.errors import ConfigError
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
+from podracer_games import one_player
+from podracer_games.one_player import Pgx, observe
 from podracer_games.opponents import Opponent, find_opponent, random_move
 
 
@@ -40,6 +40,16 @@ def game(
         raise ConfigError("opening_moves are those of self-play: take them with opponent=self.")
     evaluation = None if evaluate_against is None else find_opponent(evaluate_against, name)
     return auto_reset(Game(name, find_opponent(opponent, name), evaluation))
+
+
+def pgx(name: str, **options: Any) -> AutoReset:
+    """Return the game of one player of pgx with a name, such as minatar-breakout.
+
+    One of two players is made as by `game`. Raises `ConfigError` for an unknown game.
+    """
+    if one_player.load_game(name)[0].num_players == 2:
+        return game(name, **options)
+    return auto_reset(Pgx(name, **options))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +181,7 @@ class SelfPlay:
 @functools.cache
 def load_game(name: str) -> tuple[Any, EnvironmentSpec]:
     """Return a game of pgx and its specification; `ConfigError` if it has not two players."""
-    env, spec = pgx.load_game(name)
+    env, spec = one_player.load_game(name)
     if env.num_players == 1:
         raise ConfigError(f"{name} has one player: it is pgx:{name}.")
     if env.num_players > 2:

@@ -16,11 +16,11 @@ from podracer.agent import Blueprint, policy_params
 from podracer.devices.mesh import fetch
 from podracer.environment import AutoReset, AutoResetState, auto_reset
 from podracer.envs.common import strongly_typed
-from podracer.envs.pgx import observe
 from podracer.errors import ConfigError
 from podracer.types import PyTree, TimeStep
 from podracer_games.board import SelfPlay, load_game
 from podracer_games.model import WithModel
+from podracer_games.one_player import observe
 from podracer_games.opponents import find_opponent
 from podracer_games.ratings import Ratings, rate
 

@@ -8,22 +8,10 @@ from typing import Any
 
 import jax
 
-from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.catalog import make
+from podracer.environment import restart, transition
 from podracer.envs.common import array_specs, check_known, import_optional, strongly_typed
 from podracer.errors import ConfigError
 from podracer.types import ACTION_MASK, Discrete, EnvironmentSpec, PyTree, TimeStep
-
-
-def pgx(name: str, **options: Any) -> AutoReset:
-    """Return the pgx game `name`, such as `minatar-breakout`, restarting by itself.
-
-    One of two players is made by the package podracer-games. Raises `ConfigError` where pgx or that
-    is not installed, and for an unknown game.
-    """
-    if load_game(name)[0].num_players == 2:
-        return make(f"game:{name}", **options)
-    return auto_reset(Pgx(name, **options))
 
 
 @dataclasses.dataclass(frozen=True)
