@@ -1,4 +1,4 @@
-"""Processor cores of this machine, its limits, and whether JAX can run on it.
+"""Processor cores and memory that this process may take of its machine.
 
 Limits of a container or a service are Linux's control groups:
 https://docs.kernel.org/admin-guide/cgroup-v2.html, and version 1 as it is still found.
@@ -7,16 +7,10 @@ https://docs.kernel.org/admin-guide/cgroup-v2.html, and version 1 as it is still
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
-import resource
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-
-from podracer.errors import ConfigError
 
 _SYSTEM = Path("/")
 _NO_LIMIT = 2**62  # bytes; version 1 writes 2^63 less a page where there is no limit
@@ -33,33 +27,6 @@ def num_cores() -> int:
     """Return the number of cores for threads and devices: in a container no more than its share."""
     count = schedulable_cores()
     return min(count, cores() or count)
-
-
-@functools.cache
-def check_machine() -> None:
-    """Raise `ConfigError` on a machine where JAX would abort, or fail without saying why.
-
-    It starts threads for each core and some more.
-    """
-    if sys.platform == "linux" and not Path("/proc/cpuinfo").exists():
-        raise ConfigError("JAX on a CPU needs /proc/cpuinfo, which is not there: mount /proc.")
-    release, started = threading.Event(), list[threading.Thread]()
-    try:
-        for _ in range(32 + 2 * (os.cpu_count() or 1)):
-            started.append(threading.Thread(target=release.wait))
-            started[-1].start()
-    except RuntimeError:
-        is_memory = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-        limit = "memory (ulimit -v)" if is_memory else "processes of this user (ulimit -u)"
-        raise ConfigError(
-            f"only {len(started) - 1} threads can be started, and a run needs more: raise the "
-            f"limit of {limit} or of the container."
-        ) from None
-    finally:
-        release.set()
-        for thread in started:
-            if thread.ident is not None:
-                thread.join()
 
 
 # --- limits of a container ------------------------------------------------------------------------

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,8 +15,10 @@ import numpy as np
 from jax.experimental import multihost_utils  # no stable home yet
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from podracer.devices.machine import check_machine
+from podracer.devices.startup import check_machine
 from podracer.errors import ConfigError
+from podracer.io.code import digest_of_code
+from podracer.io.differences import differences
 from podracer.types import LearnerState, PyTree
 
 Device = Any  # jax.Device, which type checkers take for a variable
@@ -97,6 +100,19 @@ def gather_texts(text: str) -> list[str]:
     padded = np.pad(data, (0, sizes.max() - data.size))
     rows = multihost_utils.process_allgather(padded)
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def check_same_configuration(configuration: Mapping[str, Any]) -> None:
+    """Raise `ConfigError`, in every process, if two have different configurations or code."""
+    text = json.dumps({**configuration, "started": None, "code": digest_of_code()}, default=str)
+    first, *later = map(json.loads, gather_texts(text))
+    for number, later_configuration in enumerate(later, 1):
+        if changed := differences(first, later_configuration):
+            name, (expected, actual) = next(iter(changed.items()))
+            raise ConfigError(
+                f"{name} is {expected} in process 0 and {actual} in process {number}: start all "
+                "processes of a run with the same command and the same versions."
+            )
 
 
 def on_one_device(tree: PyTree) -> PyTree:

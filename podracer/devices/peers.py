@@ -11,22 +11,18 @@ import concurrent.futures
 import contextlib
 import ctypes
 import errno
-import json
 import math
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
-from podracer.devices.mesh import gather_texts
 from podracer.errors import ConfigError, PodracerError
-from podracer.io.code import digest_of_code
-from podracer.io.differences import differences
 from podracer.io.exits import STOPPED, exit_at_once
 from podracer.io.text import print_stderr
 
@@ -239,13 +235,11 @@ def leaves_on_error() -> Iterator[None]:
     JAX would wait until all of them end, while they wait for this one.
     """
     atexit.unregister(_leave)
-    if jax.distributed.is_initialized():
-        on_abort.install()
+    on_abort.install()
     try:
         yield
     except BaseException as error:
-        if jax.distributed.is_initialized():
-            atexit.register(_leave, _exit_code(error))
+        atexit.register(_leave, _exit_code(error))
         raise
 
 
@@ -259,16 +253,3 @@ def _leave(code: int) -> None:
     if jax.process_index() == 0:
         time.sleep(LINGER_SECONDS)
     exit_at_once(code)
-
-
-def check_same_configuration(configuration: Mapping[str, Any]) -> None:
-    """Raise `ConfigError`, in every process, if two have different configurations or code."""
-    text = json.dumps({**configuration, "started": None, "code": digest_of_code()}, default=str)
-    first, *later = map(json.loads, gather_texts(text))
-    for number, later_configuration in enumerate(later, 1):
-        if changed := differences(first, later_configuration):
-            name, (expected, actual) = next(iter(changed.items()))
-            raise ConfigError(
-                f"{name} is {expected} in process 0 and {actual} in process {number}: start all "
-                "processes of a run with the same command and the same versions."
-            )

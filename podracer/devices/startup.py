@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 import os
 import re
+import resource
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -127,7 +131,6 @@ def initialize_devices(hosts: Hosts, devices: int, arch: str = "anakin") -> None
     import jax
 
     from podracer.devices import peers
-    from podracer.devices.machine import check_machine
 
     if arch == "sebulba" and devices <= 1:
         disable_async_dispatch()
@@ -176,6 +179,33 @@ def initialize_devices(hosts: Hosts, devices: int, arch: str = "anakin") -> None
         jax.config.update("jax_num_cpu_devices", devices // processes)
     if is_multi_process:
         peers.join(*settings, hosts.join_seconds, method)
+
+
+@functools.cache
+def check_machine() -> None:
+    """Raise `ConfigError` on a machine where JAX would abort, or fail without saying why.
+
+    It starts threads for each core and some more.
+    """
+    if sys.platform == "linux" and not Path("/proc/cpuinfo").exists():
+        raise ConfigError("JAX on a CPU needs /proc/cpuinfo, which is not there: mount /proc.")
+    release, started = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(32 + 2 * (os.cpu_count() or 1)):
+            started.append(threading.Thread(target=release.wait))
+            started[-1].start()
+    except RuntimeError:
+        is_memory = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+        limit = "memory (ulimit -v)" if is_memory else "processes of this user (ulimit -u)"
+        raise ConfigError(
+            f"only {len(started) - 1} threads can be started, and a run needs more: raise the "
+            f"limit of {limit} or of the container."
+        ) from None
+    finally:
+        release.set()
+        for thread in started:
+            if thread.ident is not None:
+                thread.join()
 
 
 def choose_gpu_kernels() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,11 @@ from podracer.arguments import typed
 from podracer.config.experiment import Experiment, check_types
 from podracer.config.serialization import recipe_name, saved_devices
 from podracer.devices import peers
-from podracer.devices.mesh import find_devices, wait_for_all_processes
+from podracer.devices.mesh import (
+    check_same_configuration,
+    find_devices,
+    wait_for_all_processes,
+)
 from podracer.devices.startup import compilation_cache
 from podracer.errors import ConfigError
 from podracer.io.attachments import find_attachments
@@ -43,8 +47,16 @@ from podracer.run.warnings import run_warnings
 _LOG = logging.getLogger("podracer")
 
 
+@contextlib.contextmanager
+def _leaves_others_on_error() -> Iterator[None]:
+    """Have Python end without waiting for the other processes, if there are any, on an error."""
+    context = peers.leaves_on_error if jax.distributed.is_initialized() else contextlib.nullcontext
+    with context():
+        yield
+
+
 @typed
-@peers.leaves_on_error()
+@_leaves_others_on_error()
 @compilation_cache()
 def train(
     experiment: Experiment | str,
@@ -112,7 +124,7 @@ def train(
     if jax.process_count() > 1:
         weights = [str(begin.run), begin.checkpoint] if isinstance(begin, Weights) else []
         command = {"run_dir": run_dir, "resume": resume, "weights": weights}
-        peers.check_same_configuration({**run.config, "run": command})
+        check_same_configuration({**run.config, "run": command})
     beginning = None if begin is None else begin_of(begin, driver)
     for callback in run.callbacks:
         callback.check(run)

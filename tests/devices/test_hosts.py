@@ -21,7 +21,7 @@ from jax._src import clusters  # of which `jax.distributed.initialize` is the pu
 import podracer
 from podracer.cli import train
 from podracer.config.serialization import read_experiment
-from podracer.devices import peers
+from podracer.devices import mesh, peers
 from podracer.devices.peers import PeerLostError
 from podracer.devices.startup import (
     Hosts,
@@ -285,13 +285,13 @@ with peers.reports_loss(lambda error: print("reported", type(error).__name__)):
 def test_processes_with_other_configurations_are_refused(other, message, monkeypatch):
     same = {"agent": {"learning_rate": 0.1}, "versions": {"jax": "1"}}
     monkeypatch.setattr(
-        peers, "gather_texts", lambda text: [text, json.dumps(json.loads(text) | other)]
+        mesh, "gather_texts", lambda text: [text, json.dumps(json.loads(text) | other)]
     )
     if message is None:
-        peers.check_same_configuration(same)
+        mesh.check_same_configuration(same)
         return
     with pytest.raises(ConfigError, match=message):
-        peers.check_same_configuration(same)
+        mesh.check_same_configuration(same)
 
 
 @pytest.mark.parametrize(
