@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from sockets import listeners
 
-pytest_plugins = ["podracer.testing.plugin", "fault_matrix", "pytester"]
+pytest_plugins = ["podracer.testing.plugin", "sharing", "fault_matrix", "pytester"]
 
 
 @pytest.fixture

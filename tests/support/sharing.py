@@ -1,0 +1,85 @@
+"""Plugin: equal drivers of the tests of a module are traced and compiled once.
+
+Most of a test's time goes into tracing, not into training. A test that patches something, or reads
+the log, has programs of its own.
+"""
+
+import functools
+
+import jax
+import pytest
+
+from podracer.drivers import anakin
+from podracer.drivers.driver import Driver
+from podracer.drivers.sebulba import Sebulba
+from podracer.drivers.sebulba import driver as sebulba
+from podracer.environment import HostEnvironments
+from podracer.envs.host.device import DeviceEnvironments
+
+OWN = {"monkeypatch", "caplog"}  # fixtures of tests that share nothing
+
+_drivers, _checked, _is_shared = {}, set(), True
+
+
+def _hashable(key):
+    try:
+        hash(key)
+    except TypeError:  # such as an array
+        return False
+    return _is_shared
+
+
+def _key(driver):
+    env, population = driver.env, [vars(driver).get(name) for name in ("pods", "exchange")]
+    if isinstance(env, HostEnvironments) and not isinstance(env, DeviceEnvironments):
+        env = env.spec  # the programs see no more of it
+    compiled = jax.config.read("jax_disable_most_optimizations")
+    parts = (driver.blueprint, driver.config, driver.mesh, driver.num_devices)
+    return (type(driver), *parts, env, *population, compiled)
+
+
+def _share(initialize):
+    @functools.wraps(initialize)
+    def init(driver, *args):
+        initialize(driver, *args)
+        if not _hashable(key := _key(driver)):
+            return
+        first = _drivers.setdefault(key, driver)
+        driver.init, driver.compile = first.init, first.compile
+        if isinstance(driver, Sebulba):
+            vars(driver)["actor_programs"] = first.actor_programs
+
+    return init
+
+
+def _check_once(check):
+    @functools.wraps(check)
+    def check_agent(blueprint, **shape):
+        key = (blueprint, *sorted(shape.items()))
+        if not _hashable(key):
+            check(blueprint, **shape)
+        elif key not in _checked:
+            check(blueprint, **shape)
+            _checked.add(key)
+
+    return check_agent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_of_this_module():
+    yield
+    _drivers.clear()
+    _checked.clear()
+
+
+@pytest.fixture(autouse=True)
+def _own_of_this_test(request):
+    global _is_shared
+    _is_shared = OWN.isdisjoint(request.fixturenames)
+    yield
+    _is_shared = True
+
+
+Driver.__init__ = _share(Driver.__init__)
+anakin.check_agent = _check_once(anakin.check_agent)
+sebulba.check_agent = _check_once(sebulba.check_agent)
