@@ -150,10 +150,6 @@ def test_every_parameter_of_the_convolutional_model_receives_a_gradient():
         assert np.abs(leaf).max() > 0, f"{jax.tree_util.keystr(path)} receives no gradient"
 
 
-def picture(cue: jax.Array) -> jax.Array:
-    return (cue * jnp.where(jnp.arange(4) < 2, 1.0, -1.0) > 0)[:, None, None] * jnp.ones((4, 4, 1))
-
-
 def test_muzero_on_atari_is_that_of_its_paper():
     """Schrittwieser et al. 2020, appendices F to H, with Reanalyze's changes."""
     agent = recipes.find("atari_muzero").agent

@@ -169,7 +169,7 @@ def test_a_schedule_in_the_fused_program():
     assert cost == 0
 
 
-@FUSED
+@pytest.mark.parametrize(("name", "memory"), [("a2c", "none"), slow("q_lambda", "lstm")])
 def test_the_fused_update_computes_less(name, memory, monkeypatch):
     """Without loops, of which XLA counts one turn only."""
     monkeypatch.setattr(jax.lax, "scan", partial(jax.lax.scan, unroll=True))

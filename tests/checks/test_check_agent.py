@@ -320,18 +320,11 @@ ENVIRONMENTS = {
     **dict.fromkeys(("DDPG", "SAC"), "pendulum"),
     **dict.fromkeys(("LPG",), WORLDS),
 }
-WITH_FILE = ("Disco", "LPGStudent")  # of a discovered rule
-SLOW = ("MuZero", "Stacx", "LPG")  # to trace
+WITH_FILE = {"Disco", "LPGStudent"}  # of a discovered rule
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-        for name in AGENTS
-        if name not in WITH_FILE
-    ],
-)
+@pytest.mark.slow  # small ones of all pass in `test_contract.py`
+@pytest.mark.parametrize("name", sorted({*AGENTS} - WITH_FILE))
 def test_every_agent_passes_as_it_is(name):
     env = podracer.make(ENVIRONMENTS.get(name, "catch"))
     check_agent(Blueprint(AGENTS[name](), env.spec))

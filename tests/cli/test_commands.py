@@ -37,6 +37,8 @@ from podracer.io.signals import StopSignals
 from podracer.io.sinks import read_metrics
 from podracer.run.resume import FREE_ON_RESUME, Totals, check_metadata
 
+pytestmark = pytest.mark.usefixtures("shared")  # what is patched is not traced
+
 
 @pytest.fixture
 def outcome(capfd, tmp_path, monkeypatch):

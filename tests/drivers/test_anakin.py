@@ -124,7 +124,7 @@ def test_no_reduction_can_overtake_another(name):
 
 
 def test_one_device_needs_no_collective():
-    assert "all-reduce" not in compiled_text(devices=1)
+    assert "all-reduce" not in compiled_text(devices=1, agent="a2c")
 
 
 def test_a_program_that_would_not_fit_does_not_run(monkeypatch):

@@ -25,7 +25,7 @@ PIECES = ["..", ".", "/", "\\", "\0", "\n", "~", "a", "B-2", "con", ":", "%2e", 
 
 
 @pytest.mark.figure(16)
-@settings(max_examples=500, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 @given(st.one_of(st.text(max_size=90), st.lists(st.sampled_from(PIECES)).map("".join)))
 @example("../x")
 @example("/etc")
@@ -44,9 +44,7 @@ def test_every_name_is_a_plain_child_of_the_root_or_refused(name: str) -> None:
     assert name.isascii()
 
 
-@pytest.mark.parametrize(
-    "name", ["a", "catch-ppo.1_2", "Z" * 80, "console", "9", "a..b", "-", "run 1"]
-)
+@pytest.mark.parametrize("name", ["catch-ppo.1_2", "Z" * 80, "a..b", "-", "run 1"])
 def test_ordinary_names_are_taken_as_they_are(tmp_path: Path, name: str) -> None:
     assert run_directory(tmp_path, name) == tmp_path.resolve() / name
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from child import environment
 from commands import flags_of_commands, flags_of_recipes
 from pages import ROOT, blocks, run_page
 
@@ -74,24 +73,6 @@ def test_a_block_that_imports_needs_no_other_block(page):
     for block in blocks(page):
         if block.imports:
             assert not block.foreign_names(), f"{name(page)}:{block.line}"
-
-
-ALONE = {
-    f"{page_id(page)}:{block.line}": block.code
-    for page in WITH_CODE
-    for block in blocks(page)
-    if block.imports and block.why_not is None
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ALONE)
-def test_a_block_that_imports_runs_in_a_new_session(place, tmp_path):
-    command = [sys.executable, "-c", ALONE[place]]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def commands(page: Path) -> list[list[str]]:

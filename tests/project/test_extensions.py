@@ -87,6 +87,7 @@ def test_a_curriculum_moves_to_levels_that_fail_and_a_resumed_run_goes_on_with_i
     assert any(x[0] < x[-1] for x in weights)  # the shortest level is learned first
 
 
+@pytest.mark.slow
 def test_level_replay_is_a_recipe_that_a_killed_run_resumes_with(tmp_path, monkeypatch):
     """From the command line, by the entry points of the example's package."""
     folder = ROOT / "examples" / "level_replay"

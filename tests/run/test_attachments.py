@@ -26,6 +26,8 @@ from podracer.tournament.selection import Independent
 EXPERIMENT = small_catch(10)
 COPIES: dict[str, Path] = {}  # what the store of the tests has, by address
 
+pytestmark = pytest.mark.usefixtures("shared")  # what is patched is not traced
+
 
 class Diary:
     """Attachment that writes down what it is told, in `diary.json` of the directory."""

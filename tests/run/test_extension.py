@@ -25,6 +25,8 @@ from podracer.io.differences import differences
 from podracer.names import NO_FLAG
 from podracer.run.loop import Wish
 
+pytestmark = pytest.mark.usefixtures("shared")  # what is patched is not traced
+
 PACKAGE = '''
 import dataclasses
 from collections.abc import Callable

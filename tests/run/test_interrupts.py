@@ -24,6 +24,8 @@ from podracer.tournament import pod as pods
 from podracer.tournament.config import Tournament
 from podracer.tournament.orchestrator import run_tournament
 
+pytestmark = pytest.mark.usefixtures("shared")  # what is patched is not traced
+
 ANAKIN = {"num_envs": 4, "rollout_length": 2, "updates_per_chunk": 2}
 STEPS_PER_CHUNK = 4 * 2 * 2
 SENTENCE = (

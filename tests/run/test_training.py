@@ -41,6 +41,8 @@ from podracer.run.setup import build
 from podracer.run.warnings import run_warnings
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec
 
+pytestmark = pytest.mark.usefixtures("shared")  # what is patched is not traced
+
 SMALL = TorsoNetwork(MLP((16,)))
 STEPS = 16 * 8
 EXPERIMENT = Experiment(
@@ -329,14 +331,14 @@ def test_a_target_ends_the_run(tmp_path, caplog, monkeypatch):
     assert words in caplog.text
 
 
-def test_a_run_says_at_every_resume_that_it_had_other_versions(tmp_path, caplog):
+def test_a_run_says_at_every_resume_that_it_had_other_versions_or_devices(tmp_path, caplog):
     """Also where it goes on with those that it began with."""
 
-    def resumed(metadata, *, jax="0.1", podracer="1", config=None):
+    def resumed(metadata, *, jax="0.1", podracer="1", devices="1 x cpu", config=None):
         caplog.clear()
         seal_json(tmp_path / CONFIG, {"experiment": {}} | (config or {}))
         versions = {"podracer": podracer, "jax": jax}
-        attempt = resume.History(["1 x cpu"], [versions])
+        attempt = resume.History([devices], [versions])
         attempt.restore(metadata, tmp_path)
         attempt.warn()
         return dataclasses.asdict(attempt), caplog.text
@@ -352,6 +354,11 @@ def test_a_run_says_at_every_resume_that_it_had_other_versions(tmp_path, caplog)
     assert "with podracer 1, then 2; jax 0.1, then 0.2, then 0.1: correct" in text
     assert len(third["versions"]) == 3
     assert third["topologies"] == ["1 x cpu"]
+    moved, text = resumed(first, devices="2 x cpu")
+    said = "computed on 1 x cpu, then on 2 x cpu: correct, but not bit-exact. `devices` and"
+    assert said in text
+    assert said in resumed(moved, devices="2 x cpu")[1]
+    assert "then on 2 x cpu, then on 1 x cpu: correct" in resumed(moved)[1]
     old = {"topologies": ["1 x cpu"]}  # of an older podracer
     assert resumed(old)[1] == ""
     for began in ("0.0", "0.0\x1b[2J"):
@@ -370,6 +377,10 @@ def test_a_run_goes_on_with_the_devices_that_it_had(tmp_path, caplog):
     assert stored_fingerprint(cut) == stored_fingerprint(whole)
     assert len(jax.tree.leaves(result.state)[0].devices()) == 2
     assert "bit-exact" not in caplog.text
+    for frames in (45 * STEPS, 50 * STEPS):  # on another number of devices, which every resume says
+        caplog.clear()
+        podracer.train(EXPERIMENT, run_dir=cut, resume=True, devices=1, frames=frames)
+        assert re.search("on 2 x cpu .*, then on 1 x cpu .*: correct, but not", caplog.text)
 
 
 def test_another_configuration_is_refused_with_the_difference(tmp_path):

@@ -1,7 +1,8 @@
 """Plugin: equal drivers of the tests of a module are traced and compiled once.
 
-Most of a test's time goes into tracing, not into training. A test that patches something, or reads
-the log, has programs of its own.
+Most of a test's time goes into tracing, not into training. A test that patches something has
+programs of its own, unless it has the fixture `shared`: then it patches nothing that is traced.
+One that reads the log has its own checks.
 """
 
 import functools
@@ -16,17 +17,16 @@ from podracer.drivers.sebulba import driver as sebulba
 from podracer.environment import HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
 
-OWN = {"monkeypatch", "caplog"}  # fixtures of tests that share nothing
+_drivers, _checked = {}, set()
+_fixtures = set()  # of the test that runs
 
-_drivers, _checked, _is_shared = {}, set(), True
 
-
-def _hashable(key):
+def _is_shared(key):
     try:
         hash(key)
     except TypeError:  # such as an array
         return False
-    return _is_shared
+    return "shared" in _fixtures or "monkeypatch" not in _fixtures
 
 
 def _key(driver):
@@ -42,7 +42,7 @@ def _share(initialize):
     @functools.wraps(initialize)
     def init(driver, *args):
         initialize(driver, *args)
-        if not _hashable(key := _key(driver)):
+        if not _is_shared(key := _key(driver)):
             return
         first = _drivers.setdefault(key, driver)
         driver.init, driver.compile = first.init, first.compile
@@ -56,13 +56,18 @@ def _check_once(check):
     @functools.wraps(check)
     def check_agent(blueprint, **shape):
         key = (blueprint, *sorted(shape.items()))
-        if not _hashable(key):
+        if "caplog" in _fixtures or not _is_shared(key):
             check(blueprint, **shape)
         elif key not in _checked:
             check(blueprint, **shape)
             _checked.add(key)
 
     return check_agent
+
+
+@pytest.fixture
+def shared():
+    """Share programs although the test patches something, which no program sees."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -74,10 +79,9 @@ def _own_of_this_module():
 
 @pytest.fixture(autouse=True)
 def _own_of_this_test(request):
-    global _is_shared
-    _is_shared = OWN.isdisjoint(request.fixturenames)
+    _fixtures.update(request.fixturenames)
     yield
-    _is_shared = True
+    _fixtures.clear()
 
 
 Driver.__init__ = _share(Driver.__init__)

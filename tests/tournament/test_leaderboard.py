@@ -545,7 +545,7 @@ def check_killed(directory: Path, told: dict[str, float]) -> None:
 
 
 @pytest.mark.figure(14)
-@pytest.mark.parametrize("number", [8, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [4, pytest.param(1000, marks=pytest.mark.slow)])
 def test_killed_writers_lose_nothing_that_they_told_of(number: int, tmp_path: Path, cases) -> None:
     assert kill_writers(tmp_path, cases(range(number)), np.random.default_rng(5)) > 1
     for place in tmp_path.iterdir():

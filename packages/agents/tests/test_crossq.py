@@ -14,6 +14,8 @@ import pytest
 from off_policy import BOXED, PRIORITIZED, REPLAY, drawn
 from walk import begin, built, close, learn, methods_of, slow
 
+from podracer.agents.common.normalization import reward_scale
+from podracer.agents.continuous.learning import ScaledReplay
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
 from podracer.devices.reductions import global_grad
 from podracer.ops.action_values import Atoms
@@ -346,6 +348,39 @@ def test_simbav2_has_the_losses_of_its_paper():
     expected = np.sum(mask * (temperature * log_prob - q.min(axis=0))) / mask.sum()
     _, (metrics, _) = jax.jit(agent.actor_loss)(params.actor, state, transition, key)
     np.testing.assert_allclose(metrics["actor_loss"].value, expected, 1e-5, 1e-6)
+
+
+@pytest.mark.slow
+def test_rewards_are_divided_by_the_deviation_or_the_largest_of_returns():
+    """The discounted sums of an environment's rewards, across rollouts, and none past an end."""
+    agent, env = agent_and_env("simbav2", discount=0.9)
+    state, trajectory = begin(agent, env)
+    new, _ = learn(agent, state, trajectory)
+    new, _ = learn(agent, new, trajectory)
+    following, valid = trajectory.next_timesteps(), np.asarray(trajectory.valid())
+    reward, ends = (
+        np.asarray(following.reward),
+        np.asarray(following.last | (following.discount == 0)),
+    )
+    sums, total = [], np.zeros(reward.shape[1])
+    for _ in range(2):
+        for t in range(len(reward)):
+            total = reward[t] + 0.9 * total
+            sums += list(total[valid[t]])
+            total = np.where(ends[t], 0.0, total)
+    returns = new.shared.returns
+    np.testing.assert_allclose(returns.moments.variance, np.var(sums), 1e-5)
+    np.testing.assert_allclose(returns.largest, np.abs(sums).max(), 1e-6)
+    assert isinstance(new.local, ScaledReplay)
+    np.testing.assert_allclose(new.local.reward_sums, total, 1e-5, 1e-6)
+    np.testing.assert_allclose(reward_scale(returns, 5.0), np.std(sums), 1e-5)
+    np.testing.assert_allclose(reward_scale(returns, 0.5), np.abs(sums).max() / 0.5, 1e-6)
+
+    methods = methods_of(agent)
+    sample = methods.learner.buffer.sample(new.local.replay, jax.random.key(1), 8)
+    raw = methods.learner.transition(sample, new.shared.obs_moments)
+    scaled = methods.learner.transition(sample, new.shared.obs_moments, returns)
+    np.testing.assert_allclose(scaled.n_step_return * np.std(sums), raw.n_step_return, 1e-4, 1e-6)
 
 
 # --- FlashSAC ------------------------------------------------------------------------------------

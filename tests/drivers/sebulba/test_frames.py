@@ -240,7 +240,7 @@ class Walks:
         return self._show(frames, state.time + 1)
 
 
-@variants("name", ["dqn"], ["impala"])
+@variants("name", ["impala"], ["dqn"])
 def test_lock_step_with_stacks_equals_anakin_and_goes_on(name):
     agent = AGENTS[name]
     env = auto_reset(Walks())

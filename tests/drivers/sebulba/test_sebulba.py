@@ -478,19 +478,20 @@ def test_accounts_close_and_memory_is_bounded_when_the_learner_is_slow():
 def test_a_learner_whose_device_computes_is_not_idle():
     """In lock-step its thread collects all that time, and does not wait for trajectories."""
     agent = PPO(num_epochs=50, num_minibatches=1, network=TorsoNetwork(MLP((256, 256))))
-    _, reports = train_sebulba(*sebulba_setup(agent, policy_lag=0), num_updates=10)
+    _, reports = train_sebulba(*sebulba_setup(agent, policy_lag=0), num_updates=5)
     metrics = reports[-1].metrics
     assert 0.0 < metrics["learner_idle"] < 0.5 < metrics["actor_idle"]
     stages = [metrics[f"learner_time_{stage}"] for stage in ("collect", "learn")]
     assert metrics["learner_idle"] == pytest.approx(stages[0] / sum(stages))
 
 
+@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("is_in_turn", [True, False])
 def test_waits_for_an_update_on_the_shared_device_are_a_stage(is_in_turn, monkeypatch):
     """A CPU, which infers beside an update, is made to take turns as an accelerator does."""
     monkeypatch.setattr(mesh, "in_turn", lambda device: is_in_turn)
     agent = PPO(num_epochs=50, num_minibatches=1, network=TorsoNetwork(MLP((256, 256))))
-    _, reports = train_sebulba(*sebulba_setup(agent), num_updates=10)
+    _, reports = train_sebulba(*sebulba_setup(agent), num_updates=5)
     metrics = reports[-1].metrics
     seconds = {name: metrics[f"actor_time_{name}"] for name in STAGES}
     assert (seconds["device"] > 0.2 * sum(seconds.values())) == is_in_turn
