@@ -18,20 +18,20 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3100,  # the contract: files beside the rooms
-    "agents": 6590,
-    "checks": 820,
-    "cli": 2350,
+    "": 3110,  # the contract: files beside the rooms
+    "agents": 6620,
+    "checks": 750,
+    "cli": 2330,
     "config": 580,
-    "devices": 1930,
-    "drivers": 4170,
-    "envs": 3590,
-    "io": 3040,
+    "devices": 1880,
+    "drivers": 4160,
+    "envs": 3500,
+    "io": 2950,
     "networks": 1510,
-    "ops": 1240,
+    "ops": 1230,
     "recipes": 1270,
-    "reports": 1770,
-    "run": 2970,
+    "reports": 1760,
+    "run": 3050,
     "scores": 890,
     "testing": 620,
     "tournament": 2280,
