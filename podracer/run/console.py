@@ -112,7 +112,7 @@ class Console:
             if not self._old or "evaluation_return" in record:
                 self._old.append(dict(record))
             records = {x["updates"]: x for x in (*self._old, *self._recent)}
-            self._run.records[:] = records.values()
+            self._run.records[:] = [records[updates] for updates in sorted(records)]
         if self._live is not None:
             return
         self._unprinted = record
