@@ -36,6 +36,7 @@ LATER_FIELDS = (
     ("cloning_alpha", None), ("data", None), ("replay", None), ("records", "chunk"),
     ("callbacks", None), ("update_pieces", 0), ("actor_groups", []), ("critic_groups", []),
 )  # fmt: skip
+LATER_FIELDS_OF = dict.fromkeys(("Stacx", "Frodo"), (("state_dependent_std", False),))
 FIRST_SEED = 100  # of those that are reported; recipes are tuned with seeds below
 
 
@@ -419,7 +420,16 @@ CELLS: tuple[Cell, ...] = (
         published=("crossq",),
     ),
     Cell("Trading", "trading", "ppo", "trading_ppo", 10, 10, ("sb3/ppo",), _TRADING_REMARK),
-    Cell("Atari", "pong", "ppo", f"pong_ppo --evaluation-episodes 30 {SAVE_RARELY}", 3, 450),
+    Cell(
+        "Atari",
+        "pong",
+        "ppo",
+        f"pong_ppo --evaluation-episodes 30 {SAVE_RARELY}",
+        3,
+        660,
+        remark="A frame is an action, so four frames of the emulator. The last 100 episodes of "
+        "training return 18.6 in the mean. The seed took 6.8 hours beside other work.",
+    ),
 )
 
 
@@ -585,10 +595,11 @@ def _without_later_fields(settings: Any) -> Any:
     """Return settings without the fields that were added since and have the values of before."""
     if not isinstance(settings, dict):
         return settings
+    later = (*LATER_FIELDS, *LATER_FIELDS_OF.get(settings.get("kind", ""), ()))
     return {
         name: _without_later_fields(value)
         for name, value in settings.items()
-        if (name, value) not in LATER_FIELDS
+        if (name, value) not in later
     }
 
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 import jax
 import numpy as np
@@ -27,7 +28,7 @@ from podracer.agents.a2c import A2C
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod, Population, run_keys
 from podracer.drivers.progress import Request, request_array
-from podracer.drivers.selection import RULES, Range, Selection, Truncation
+from podracer.drivers.selection import PopulationBased, Range, Rule, Selection, Truncation
 from podracer.envs import make
 from podracer.networks import MLP, TorsoNetwork
 from podracer.run.sweep import make_pods
@@ -36,14 +37,14 @@ PODS, UPDATES, EVERY = 16, 50, 10
 RANGE = Range("learning_rate", 1e-7, 1e-1)
 
 
-def learning(seeds: int, names: Sequence[str | None]) -> None:
+def learning(seeds: int, kinds: Sequence[type[Rule] | None]) -> None:
     """Print the final returns of the pods of sweeps that begin with the same learning rates."""
     recipe = recipes.find("cartpole_ppo")
-    for name in names:
+    for kind in kinds:
         finals = []
         for seed in range(seeds):
-            rule = RULES[name]() if name else None
-            if name == "population-based":
+            rule = kind() if kind else None
+            if isinstance(rule, PopulationBased):
                 rule = dataclasses.replace(rule, bounds=(RANGE,))
             experiment = dataclasses.replace(
                 recipe,
@@ -62,7 +63,10 @@ def learning(seeds: int, names: Sequence[str | None]) -> None:
             finals.append(result.evaluation.returns.mean(axis=-1))
         medians = [float(np.median(x)) for x in finals]
         bests = [float(x.max()) for x in finals]
-        print(f"{name or 'none':18} medians {_text(medians)}   best {_text(bests)}", flush=True)
+        print(
+            f"{kind.__name__ if kind else 'none':18} medians {_text(medians)}   best {_text(bests)}",
+            flush=True,
+        )
 
 
 def _text(values: list[float]) -> str:
@@ -113,6 +117,6 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action=Quick, const={"seeds": 1, "turns": 1, "chunks": 1})
     options = parser.parse_args()
     if options.what == "learning":
-        learning(options.seeds, (None, *RULES)[: 2 if options.quick else None])
+        learning(options.seeds, (None, *get_args(Rule))[: 2 if options.quick else None])
     else:
         cost(options.turns, options.chunks)

@@ -173,7 +173,7 @@ def atari_muzero(game: str = "pong") -> Experiment:
 
 
 def pong_ppo() -> Experiment:
-    """PPO on Atari Pong, small network, few epochs: 1.2 to 2.2 hours on two cores, not solved."""
+    """PPO on Atari Pong, small network, few epochs: four hours on two cores to a return of 18."""
     return dataclasses.replace(
         atari_impala("pong"),
         agent=PPO(

@@ -126,6 +126,8 @@ def test_commands_of_a_page_and_their_flags_exist(page, flags):
                 set(of_recipes[recipe]) if recipe and "--arch" not in arguments else every_recipe
             )
         words = f"{name(page)}: podracer {command} {shlex.join(arguments)}"
+        if arguments and ":" in arguments[0]:  # a recipe of one's own, whose agents have names
+            arguments = [re.sub(r"^--\w+\.", "--", x) for x in arguments]
         assert not unknown(arguments, allowed), words
 
 

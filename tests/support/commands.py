@@ -1,21 +1,21 @@
 """The tables of settings of commands and recipes, for checks of pages."""
 
-from typing import Any
+from typing import Any, get_args
 
 from podracer import recipes
 from podracer.cli.completion import parts_of_commands
 from podracer.cli.settings import ALIASES, Table
-from podracer.drivers.selection import RULES
-from podracer.tournament.selection import SELECTION_RULES
+from podracer.drivers.selection import Rule
+from podracer.tournament.selection import SelectionRule
 
 Words = dict[str, set[str]]
 
 
 def flags_of_commands() -> Words:
     """Return the flags of each command, without those of a recipe."""
-    rules = {"sweep": RULES, "tournament": SELECTION_RULES}
+    rules = {"sweep": get_args(Rule), "tournament": get_args(SelectionRule)}
     return {
-        name: {*flags(*parts, *(rule() for rule in rules.get(name, {}).values())), "--help"}
+        name: {*flags(*parts, *(rule() for rule in rules.get(name, ()))), "--help"}
         for name, parts in parts_of_commands().items()
     }
 

@@ -3,7 +3,7 @@
 `crossq` are the settings of Bhatt et al. 2024, "CrossQ: Batch Normalization in Deep Reinforcement
 Learning for Greater Sample Efficiency and Simplicity" (arXiv 1902.05605). Different from their
 code: Adam of the temperature has the first decay of the networks', 0.5; initial weights and the
-least standard deviation are those of SAC in the core; samples that a time-out cut count in no
+least standard deviation are as in SAC of the core; samples that a time-out cut count in no
 moments.
 
 `simbav2` are those of Lee et al. 2025, "Hyperspherical Normalization for Scalable Deep
