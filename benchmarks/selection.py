@@ -63,10 +63,8 @@ def learning(seeds: int, kinds: Sequence[type[Rule] | None]) -> None:
             finals.append(result.evaluation.returns.mean(axis=-1))
         medians = [float(np.median(x)) for x in finals]
         bests = [float(x.max()) for x in finals]
-        print(
-            f"{kind.__name__ if kind else 'none':18} medians {_text(medians)}   best {_text(bests)}",
-            flush=True,
-        )
+        name = kind.__name__ if kind else "none"
+        print(f"{name:18} medians {_text(medians)}   best {_text(bests)}", flush=True)
 
 
 def _text(values: list[float]) -> str:
