@@ -40,8 +40,8 @@ def run(tmp_path_factory):
 
 @pytest.mark.figure(17)
 @pytest.mark.usefixtures("nothing_listens")
-def test_eval_prints_what_training_measured(run):
-    code, out, error = call("eval", run, "--checkpoint", "best", "--json")
+def test_eval_prints_what_training_measured(run, capsys):
+    code, out, error = call_here(capsys, "eval", run, "--checkpoint", "best", "--json")
     assert code == 0, error
     figures = json.loads(out)
     assert figures["episodes"] == 100

@@ -53,7 +53,6 @@ DECAYING = MIXED[0].with_fields({"agent": {"learning_rate": Linear(1e-3, 0.0)}})
 SWEEP = dataclasses.replace(
     MIXED[0], pods=tuple(Pod(0, (Hyperparameter("learning_rate", rate),)) for rate in (1e-4, 1e-3))
 )
-WRONG_KIND: Any = dataclasses.replace(MIXED[0], recipe="own", evaluations="3")
 
 
 GENERATIONS_OF_200 = dataclasses.replace(
