@@ -362,10 +362,11 @@ def test_rewards_are_divided_by_the_deviation_or_the_largest_of_returns():
         np.asarray(following.reward),
         np.asarray(following.last | (following.discount == 0)),
     )
+    goes_on = np.asarray(trajectory.steps.timestep.discount)  # not where its first step began anew
     sums, total = [], np.zeros(reward.shape[1])
     for _ in range(2):
         for t in range(len(reward)):
-            total = reward[t] + 0.9 * total
+            total = reward[t] + 0.9 * goes_on[t] * total
             sums += list(total[valid[t]])
             total = np.where(ends[t], 0.0, total)
     returns = new.shared.returns
