@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -18,6 +19,7 @@ from podracer.envs.common import (
     strongly_typed,
 )
 from podracer.errors import ConfigError
+from podracer.fields import struct
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
 from podracer_environments.brax import TimedState, check_episode_length, timed_transition
 from podracer_environments.suites import import_suite
@@ -25,22 +27,34 @@ from podracer_environments.suites import import_suite
 PARTS = {"privileged_state", "state"}  # the second for policies, the first for critics
 
 
-def playground(name: str, *, observe: str = "", **config: Any) -> AutoReset:
+@struct
+class TaskState(TimedState):
+    """State of a task, with the numbers of its model that the episode has drawn."""
+
+    drawn: dict[str, jax.Array]  # by their places among the leaves of the model
+
+
+def playground(
+    name: str, *, observe: str = "", randomize: bool = False, **config: Any
+) -> AutoReset:
     """Return a task of MuJoCo Playground, such as `playground:CartpoleBalance` (needs playground).
 
     It restarts by itself. Actions are in [-1, 1]. A time-out cuts an episode after the task's own
     `episode_length`. `config` overrides its settings, but `action_repeat`, which is one of its
     trainer. Where observations are dictionaries, policies see `state` and critics see
-    `privileged_state`, if there is one; or both see the entries that `observe` joins by `+`. Tasks
-    of the DeepMind control suite come with the package, others download their robots when they are
-    made. Raises `ConfigError` where the package is not installed, for an unknown task and for one
-    that cannot be made.
+    `privileged_state`, if there is one; or both see the entries that `observe` joins by `+`. With
+    `randomize` each episode draws frictions, masses and the like by the task's own randomizer,
+    where Playground draws them once for each environment. Tasks of the DeepMind control suite come
+    with the package, others download their robots when they are made. Raises `ConfigError` where
+    the package is not installed, for an unknown task and for one that cannot be made or randomized.
     """
-    return auto_reset(load_simulator(name, tuple(sorted(config.items())), observe))
+    return auto_reset(load_simulator(name, tuple(sorted(config.items())), observe, randomize))
 
 
 @functools.cache
-def load_simulator(name: str, config: tuple[tuple[str, Any], ...], observe: str) -> Adapted:
+def load_simulator(
+    name: str, config: tuple[tuple[str, Any], ...], observe: str, randomize: bool = False
+) -> Adapted:
     """Return a task of Playground as reset and step, one object for equal arguments."""
     registry = import_suite("mujoco_playground", f"playground:{name}").registry
     check_known(name, registry.ALL_ENVS, "Playground has no task")
@@ -52,17 +66,23 @@ def load_simulator(name: str, config: tuple[tuple[str, Any], ...], observe: str)
     with jax.ensure_compile_time_eval(), refusing(f"Playground cannot make {name!r}", Exception):
         env = registry.load(name, config_overrides={"impl": "jax", **dict(config)})
         initial = jax.eval_shape(env.reset, jax.random.key(0))
+    randomizer = registry.get_domain_randomizer(name) if randomize else None
+    if randomize and randomizer is None:
+        raise ConfigError(f"Playground has no randomizer for {name!r}: leave randomize out.")
     limit = env._config.episode_length
     check_episode_length(f"playground:{name}", limit)
 
-    def reset(key: jax.Array) -> tuple[TimedState, TimeStep]:
-        state = _without_rng(strongly_typed(env.reset(key)))
-        return TimedState(state, jnp.int32(0)), restart(_observed(state.obs, observe))
+    def reset(key: jax.Array) -> tuple[TaskState, TimeStep]:
+        drawn = draw_model(env, randomizer, jax.random.fold_in(key, 1)) if randomizer else {}
+        state = _without_rng(strongly_typed(with_model(env, drawn).reset(key)))
+        return TaskState(state, jnp.int32(0), drawn), restart(_observed(state.obs, observe))
 
-    def step(key: jax.Array, state: TimedState, action: jax.Array) -> tuple[TimedState, TimeStep]:
-        info = {**state.inner.info, "rng": key}
-        inner = _without_rng(strongly_typed(env.step(state.inner.replace(info=info), action)))
-        return timed_transition(inner, _observed(inner.obs, observe), state.time, limit)
+    def step(key: jax.Array, state: TaskState, action: jax.Array) -> tuple[TaskState, TimeStep]:
+        inner = state.inner.replace(info={**state.inner.info, "rng": key})
+        inner = with_model(env, state.drawn).step(inner, action)
+        inner = _without_rng(strongly_typed(inner))
+        timed, timestep = timed_transition(inner, _observed(inner.obs, observe), state.time, limit)
+        return TaskState(timed.inner, timed.time, state.drawn), timestep
 
     observation = array_specs(_observed(initial.obs, observe))
     has_groups = not observe and isinstance(observation, dict) and observation.keys() == PARTS
@@ -70,6 +90,25 @@ def load_simulator(name: str, config: tuple[tuple[str, Any], ...], observe: str)
     action = continuous_actions(f"playground:{name}", -1.0, 1.0, (env.action_size,))
     spec = EnvironmentSpec(f"playground:{name}", observation, action, groups=groups)
     return Adapted(spec, reset, step)
+
+
+def draw_model(env: Any, randomizer: Any, key: jax.Array) -> dict[str, jax.Array]:
+    """Return the numbers of a task's model that its randomizer draws."""
+    models, _ = randomizer(env.mjx_model, key[None])  # a batch of one, where they differ
+    leaves = zip(jax.tree.leaves(models), jax.tree.leaves(env.mjx_model), strict=True)
+    pairs = [(str(i), x) for i, (x, old) in enumerate(leaves) if jnp.ndim(x) > jnp.ndim(old)]
+    return {place: x[0] for place, x in pairs}
+
+
+def with_model(env: Any, drawn: dict[str, jax.Array]) -> Any:
+    """Return a task with other numbers in its model, or the task itself where there are none."""
+    if not drawn:
+        return env
+    leaves, tree = jax.tree.flatten(env.mjx_model)
+    leaves = [drawn.get(str(i), x) for i, x in enumerate(leaves)]
+    env = copy.copy(env)
+    env._mjx_model = jax.tree.unflatten(tree, leaves)
+    return env
 
 
 def _without_rng(state: PyTree) -> PyTree:

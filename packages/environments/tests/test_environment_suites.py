@@ -103,6 +103,8 @@ class Simulator:
 
     action_size = 1
     _config = types.SimpleNamespace(episode_length=3)
+    _mjx_model = ({"gain": np.float32(2), "mass": np.ones(2, np.float32)}, None)
+    mjx_model = property(lambda self: self._mjx_model)
 
     def __init__(self, observe=lambda x: x):
         self.observe = observe
@@ -114,7 +116,9 @@ class Simulator:
     def step(self, state, action):
         time = state.info["time"] + 1
         info = {**state.info, "time": time}
-        return SimulatorState(self.observe(time[None]), jnp.full((), 2.0), state.done, info)
+        return SimulatorState(
+            self.observe(time[None]), jnp.float32(self.mjx_model[0]["gain"]), state.done, info
+        )
 
 
 @pytest.fixture
@@ -126,8 +130,15 @@ def simulators(monkeypatch):
     }
     brax = types.ModuleType("brax.envs")
     brax.__dict__.update(_envs={"ant": None}, get_environment=lambda name, backend: Simulator())
+
+    def randomizer(model, keys):
+        gain = jax.vmap(lambda key: jax.random.uniform(key, minval=1.0, maxval=3.0))(keys)
+        return ({**model[0], "gain": gain}, None), ({"gain": 0, "mass": None}, None)
+
     registry = types.SimpleNamespace(
-        ALL_ENVS=tuple(tasks), load=lambda name, config_overrides: Simulator(tasks[name])
+        ALL_ENVS=tuple(tasks),
+        load=lambda name, config_overrides: Simulator(tasks[name]),
+        get_domain_randomizer={"Two": randomizer}.get,
     )
     playground = types.ModuleType("mujoco_playground")
     playground.__dict__.update(registry=registry)
@@ -171,6 +182,19 @@ def test_an_observation_of_playground_has_the_chosen_entries(simulators, options
     assert env.spec.groups == ({} if options else groups)
     assert make("playground:Plain").spec.observation.shape == (1,)
     assert make("playground:Plain").spec.groups == {}
+
+
+def test_each_episode_of_playground_draws_a_model(simulators):
+    env = make("playground:Two,randomize=true")
+    timesteps, _ = play(env, 7, 3, lambda _: jnp.zeros(1))
+    gains = timesteps.reward[1:]
+    assert (gains[3] == 0).all()  # the step that restarts
+    for episode in (gains[:3], gains[4:]):
+        assert (episode == episode[0]).all()
+        assert ((episode > 1) & (episode < 3)).all()
+    assert len({*gains[0].tolist(), *gains[4].tolist()}) == 6
+    with pytest.raises(ConfigError, match="no randomizer for 'Plain'"):
+        make("playground:Plain,randomize=true")
 
 
 def test_a_policy_of_playground_sees_the_state_and_its_critic_more(simulators):
