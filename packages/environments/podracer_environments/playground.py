@@ -31,7 +31,7 @@ PARTS = {"privileged_state", "state"}  # the second for policies, the first for 
 class TaskState(TimedState):
     """State of a task, with the numbers of its model that the episode has drawn."""
 
-    drawn: dict[str, jax.Array]  # by their places among the leaves of the model
+    parameters: dict[str, jax.Array]  # by their places among the leaves of the model
 
 
 def playground(
@@ -73,16 +73,16 @@ def load_simulator(
     check_episode_length(f"playground:{name}", limit)
 
     def reset(key: jax.Array) -> tuple[TaskState, TimeStep]:
-        drawn = draw_model(env, randomizer, jax.random.fold_in(key, 1)) if randomizer else {}
-        state = _without_rng(strongly_typed(with_model(env, drawn).reset(key)))
-        return TaskState(state, jnp.int32(0), drawn), restart(_observed(state.obs, observe))
+        parameters = draw_model(env, randomizer, jax.random.fold_in(key, 1)) if randomizer else {}
+        state = _without_rng(strongly_typed(with_model(env, parameters).reset(key)))
+        return TaskState(state, jnp.int32(0), parameters), restart(_observed(state.obs, observe))
 
     def step(key: jax.Array, state: TaskState, action: jax.Array) -> tuple[TaskState, TimeStep]:
         inner = state.inner.replace(info={**state.inner.info, "rng": key})
-        inner = with_model(env, state.drawn).step(inner, action)
+        inner = with_model(env, state.parameters).step(inner, action)
         inner = _without_rng(strongly_typed(inner))
         timed, timestep = timed_transition(inner, _observed(inner.obs, observe), state.time, limit)
-        return TaskState(timed.inner, timed.time, state.drawn), timestep
+        return TaskState(timed.inner, timed.time, state.parameters), timestep
 
     observation = array_specs(_observed(initial.obs, observe))
     has_groups = not observe and isinstance(observation, dict) and observation.keys() == PARTS
@@ -100,12 +100,12 @@ def draw_model(env: Any, randomizer: Any, key: jax.Array) -> dict[str, jax.Array
     return {place: x[0] for place, x in pairs}
 
 
-def with_model(env: Any, drawn: dict[str, jax.Array]) -> Any:
+def with_model(env: Any, parameters: dict[str, jax.Array]) -> Any:
     """Return a task with other numbers in its model, or the task itself where there are none."""
-    if not drawn:
+    if not parameters:
         return env
     leaves, tree = jax.tree.flatten(env.mjx_model)
-    leaves = [drawn.get(str(i), x) for i, x in enumerate(leaves)]
+    leaves = [parameters.get(str(i), x) for i, x in enumerate(leaves)]
     env = copy.copy(env)
     env._mjx_model = jax.tree.unflatten(tree, leaves)
     return env
