@@ -92,7 +92,8 @@ class Mirror:
             self._report_fault(error)
         self._worker = threading.Thread(target=self._work, name="podracer-mirror", daemon=True)
         self._worker.start()
-        threading.Thread(target=self._beat, name="podracer-lease", daemon=True).start()
+        self._heart = threading.Thread(target=self._beat, name="podracer-lease", daemon=True)
+        self._heart.start()
         return self
 
     def __exit__(self, kind: object = None, *_: object) -> None:
@@ -105,6 +106,7 @@ class Mirror:
             text = "the copy at %s is behind: %s; podracer resume %s copies the rest."
             _LOG.warning(text, self.address, trouble, self._directory)
         self._ended.set()
+        self._heart.join(Lease.BEAT_SECONDS)  # its last write would take the released lease again
         with contextlib.suppress(Exception):  # it expires by itself
             self._lease.release()
         if kind is None:
@@ -117,7 +119,10 @@ class Mirror:
 
     def figures(self) -> dict[str, float]:
         """Return the seconds by which the copy is behind, and the number of faults so far."""
-        lag = time.monotonic() - self._changes[0] if self._changes else 0.0
+        try:
+            lag = time.monotonic() - self._changes[0]
+        except IndexError:  # nothing waits; the worker may have taken the last one just now
+            lag = 0.0
         return {"mirror_lag": lag, "mirror_faults": self._faults}
 
     def summary(self) -> str:

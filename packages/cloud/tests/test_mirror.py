@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import types
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 
 import pytest
@@ -446,6 +446,18 @@ def test_a_manifest_leads_nowhere_else(name, run, address, tmp_path):
     assert not [path for path in (tmp_path / "deep").rglob("*") if path.name in ("escaped", "b")]
 
 
+def test_a_copy_that_ends_while_a_record_asks_for_its_lag_is_not_behind(run, address):
+    class Taken(deque[float]):
+        """The worker has taken the only change since it was seen."""
+
+        def __bool__(self):
+            return True
+
+    copier = Run(run, address).mirror
+    copier._changes = Taken()
+    assert copier.figures() == {"mirror_lag": 0.0, "mirror_faults": 0}
+
+
 # --- leases ---------------------------------------------------------------------------------------
 
 
@@ -464,6 +476,27 @@ def test_two_machines_never_write_one_run(run, address, tmp_path, monkeypatch):
         it.save(2)
     restore(address, tmp_path / "other", report=reports.append)  # released, so at once
     assert stored_fingerprint(tmp_path / "other") == (2, fingerprint(state(2)))
+
+
+def test_a_heartbeat_on_its_way_does_not_take_a_released_lease_again(run, address, monkeypatch):
+    hurry(monkeypatch, 16.0)
+    monkeypatch.setattr(Lease, "BEAT_SECONDS", 2.0)
+    beats = threading.Event()
+
+    def slow_beat(operation, name, call):
+        if operation == "put" and threading.current_thread().name == "podracer-lease":
+            beats.set()
+            time.sleep(0.5)
+        return call()
+
+    use(monkeypatch, address, slow_beat)
+    with Run(run, address) as it:
+        it.save(1)
+        assert beats.wait(60.0)
+    time.sleep(1.0)
+    reports = []
+    Lease(open_store(address), address, "other", "run").claim(give_up, reports.append)
+    assert reports == []
 
 
 @pytest.mark.figure(26)
