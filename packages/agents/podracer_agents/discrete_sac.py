@@ -27,7 +27,15 @@ from podracer.networks import Head, Network, NetworkBuilder, outputs
 from podracer.networks.groups import GroupNetwork
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.distributions import Categorical
-from podracer.types import Carry, EnvironmentSpec, Metrics, Params, PyTree, TimeStep
+from podracer.types import (
+    Carry,
+    EnvironmentSpec,
+    Metrics,
+    Params,
+    PyTree,
+    TimeStep,
+    action_mask,
+)
 
 
 @struct
@@ -35,7 +43,8 @@ class DiscreteSAC(SAC):
     """Soft actor-critic for discrete actions."""
 
     target_entropy: float = bounded(0.98, high=1.0)
-    """Entropy to which the temperature steers the policy, a share of the uniform policy's."""
+    """Entropy to which the temperature steers the policy, a share of the uniform policy's over the
+    allowed actions."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         if self.return_distribution is not None:
@@ -117,9 +126,18 @@ class _Method(Method):
         value = jnp.sum(jax.nn.softmax(policy.logits) * q, axis=-1)
         loss = mean_of(-value - jax.lax.stop_gradient(temperature) * entropy, mask)
         # The temperature rises while the entropy is below its target.
-        target = self.settings.target_entropy * math.log(policy.logits.shape[-1])
+        target = self.settings.target_entropy * _uniform_entropy(obs, policy.logits.shape[-1])
         excess = jax.lax.stop_gradient(entropy) - target
         temperature_loss = actor.log_temperature * jnp.mean(mask * excess)
         metrics = {"entropy": mean_of(entropy, mask), "temperature": temperature}
         total = Mean(loss.total + temperature_loss, loss.share)
         return total, {**metrics, "actor_loss": loss}
+
+
+def _uniform_entropy(observation: PyTree, num_actions: int) -> float | jax.Array:
+    """Return the entropy of the uniform policy over the allowed actions, `[N]` if they differ."""
+    mask = action_mask(observation)
+    if mask is None:
+        return math.log(num_actions)
+    num_allowed = jnp.sum(mask, axis=-1)  # a mask that allows nothing counts for nothing
+    return jnp.log(jnp.where(num_allowed == 0, num_actions, num_allowed))

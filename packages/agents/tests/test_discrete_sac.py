@@ -22,7 +22,7 @@ from podracer.ops.action_values import Atoms
 from podracer.replay import Replay
 from podracer.testing.contract import check_contract
 from podracer.testing.parity import check_parity
-from podracer.types import TimeStep
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
 from podracer_agents.discrete_sac import DiscreteSAC
 
 N, A = 7, 3
@@ -95,6 +95,29 @@ def test_the_losses_are_expectations_over_all_actions():
         close(loss(actor), (policy_loss + temperature_loss) / count, atol=1e-12)
         slope = temperature_loss / actor.log_temperature / count
         close(jax.grad(loss)(actor).log_temperature, slope, atol=1e-12)
+
+
+def test_the_temperature_rests_where_allowed_actions_are_as_likely_as_the_target_says():
+    masks = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0]], bool)
+    observation = {"observation": jnp.ones((4, 2)), "action_mask": jnp.asarray(masks)}
+    spec = EnvironmentSpec(
+        "masked",
+        {"observation": ArraySpec((2,)), "action_mask": ArraySpec((A,), bool)},
+        Discrete(A),
+    )
+    settings = dataclasses.replace(SETTINGS, target_entropy=1.0)
+    agent = methods_of(settings.build(spec))
+    state = agent.init(jax.random.key(0), 4).shared
+    policy = jax.tree.map(jnp.zeros_like, state.params.actor.policy)  # uniform
+    ones = jnp.ones(4)
+    timestep = TimeStep(observation, ones, ones, ones < 0, ones < 0)
+    transition = Transition(timestep, jnp.zeros(4, jnp.int32), ones, ones, timestep, ones, ones)
+
+    def loss(log_temperature: jax.Array) -> jax.Array:
+        actor = Actor(policy, log_temperature)
+        return agent.actor_loss(actor, state, transition, jax.random.key(1))[0].value
+
+    close(jax.grad(loss)(jnp.float32(0.0)), 0.0, atol=1e-6)
 
 
 def test_it_keeps_the_contract():
