@@ -51,7 +51,8 @@ class Robots:
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> podracer.TimeStep:
         """Begin; the simulator has one seed for all worlds, so results depend on their number."""
-        observations, _ = self.simulator.reset(seed=(seed + start) % 2**31)
+        words = np.random.SeedSequence([seed, int(indices[0]), start])  # other hosts, other worlds
+        observations, _ = self.simulator.reset(seed=int(words.generate_state(1)[0] >> 1))
         self.observation = observations[self.group].clone()
         ones = torch.ones(len(indices), device=self.observation.device)
         self.timed_out = ones < 0

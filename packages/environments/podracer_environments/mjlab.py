@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from podracer.envs.common import check_known, refusing
+from podracer.envs.host.atari import row_seeds
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec, TimeStep
 from podracer_environments.suites import import_suite
 
@@ -114,8 +115,9 @@ class Worlds:
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         """Begin an episode in every world."""
+        (seed_of_first,) = row_seeds(seed, indices[:1], start)  # other rows are other batches'
         with contextlib.redirect_stdout(io.StringIO()):
-            observation, _ = self._simulator.reset(seed=(seed + start) % 2**31)
+            observation, _ = self._simulator.reset(seed=int(seed_of_first))
         zeros = self._torch.zeros(len(indices), device=self._simulator.device)
         self._ended = zeros > 0
         return TimeStep(dict(observation), zeros, zeros + 1, zeros == 0, self._ended)

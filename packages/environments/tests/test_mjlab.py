@@ -25,12 +25,14 @@ class Simulator:
 
     def __init__(self, num_envs: int) -> None:
         self.worlds, self.actions = torch.arange(num_envs), []
+        self.seeds: list[int] = []
         self.steps, self.is_open = torch.zeros(num_envs, dtype=torch.long), True
 
     def observation(self) -> dict[str, Any]:
         return {"actor": self.steps[:, None].float(), "critic": -self.steps[:, None].float()}
 
     def reset(self, seed: int | None = None, env_ids: Any = None) -> tuple[dict[str, Any], dict]:
+        self.seeds += [] if seed is None else [seed]
         self.steps[slice(None) if env_ids is None else env_ids] = 0
         return self.observation(), {}
 
@@ -69,6 +71,15 @@ def test_ends_show_their_final_observation_and_the_next_step_begins_again() -> N
     batch.close()
     batch.close()
     assert not simulator.is_open
+
+
+def test_batches_of_other_rows_and_starts_simulate_other_worlds() -> None:
+    simulator = Simulator(2)
+    batch = Worlds(simulator)
+    for seed, first_row, start in ((0, 0, 0), (0, 2, 0), (1, 0, 0), (0, 0, 1), (0, 0, 0)):
+        batch.reset(seed, np.arange(first_row, first_row + 2), start)
+    assert len(set(simulator.seeds)) == 4
+    assert simulator.seeds[0] == simulator.seeds[4]
 
 
 def test_a_time_limit_of_a_finite_task_is_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
