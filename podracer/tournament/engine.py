@@ -126,8 +126,8 @@ class InlineEngine:
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """Open a file to append to; a link in its place is removed, not followed."""
-    if path.is_symlink():
+    """Open a file to append to; a link or a pipe in its place is removed, not followed."""
+    if path.is_symlink() or path.is_fifo():
         path.unlink()
     return open(path, "ab", opener=lambda p, flags: os.open(p, flags | os.O_NOFOLLOW, 0o644))
 

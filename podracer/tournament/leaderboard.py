@@ -350,8 +350,11 @@ class Leaderboard:
 
     def _note_length(self) -> None:
         noted = {"events": self.state.events, "checksum": self._checksum}
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
         with contextlib.suppress(OSError):  # the event is in the log, and the next one tries again
-            (self.directory / LENGTH).write_bytes(encode_sealed(noted))
+            descriptor = os.open(self.directory / LENGTH, flags, 0o644)
+            with open(descriptor, "wb") as file:
+                file.write(encode_sealed(noted))
 
 
 def _check_same(saved: events.Header, header: events.Header) -> None:

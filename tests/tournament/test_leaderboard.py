@@ -709,6 +709,23 @@ def test_a_disk_that_refuses_changes_nothing(
     assert state_after(read_events(tmp_path)) == state
 
 
+@pytest.mark.parametrize("is_pipe", [False, True])
+def test_the_length_is_written_through_no_link_and_into_no_pipe(is_pipe, tmp_path: Path) -> None:
+    """A pipe is not waited for."""
+    other = tmp_path / "other"
+    other.write_text("mine")
+    with Leaderboard(tmp_path / "t", HEADER) as board:
+        (tmp_path / "t" / LENGTH).unlink()
+        os.mkfifo(tmp_path / "t" / LENGTH) if is_pipe else os.symlink(
+            other, tmp_path / "t" / LENGTH
+        )
+        submit(board, 0, 1.0)
+        state = board.state
+    assert other.read_text() == "mine"
+    (tmp_path / "t" / LENGTH).unlink()
+    assert state_after(read_events(tmp_path / "t")) == state
+
+
 def test_what_is_acknowledged_is_synced_first(tmp_path: Path, monkeypatch) -> None:
     synced: list[bytes] = []
     with Leaderboard(tmp_path, HEADER) as board:

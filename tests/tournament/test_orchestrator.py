@@ -644,4 +644,9 @@ def test_links_in_a_tournament_are_not_followed(tmp_path):
     with open_log(log) as file:
         file.write(b"a pod's output")
     assert (outside / "log.txt").read_text() == "mine"
+    log.unlink()
+    os.mkfifo(log)  # nobody reads it, so that its writer would wait
+    with open_log(log) as file:
+        file.write(b"a pod's output")
+    assert log.read_bytes() == b"a pod's output"
     assert [path.name for path in outside.iterdir()] == ["log.txt"]
