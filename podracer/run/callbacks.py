@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +13,8 @@ import jax
 from podracer.devices.mesh import gather_texts
 from podracer.drivers.driver import CompileInThread
 from podracer.errors import ConfigError
-from podracer.io.attachments import Attachment, MakeAttachment
+from podracer.io.attachments import Attachment, MakeAttachment, find_attachments
+from podracer.io.entry_points import installed
 from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import Sink, Sinks, TensorBoardSink
 from podracer.run.errors import tag_component
@@ -114,7 +116,7 @@ class Writers(Callback):
 class Function(Callback):
     """Calls a function of the `Boundary`; the run ends where it returns True."""
 
-    def __init__(self, function: Callable[[Boundary], bool | None]) -> None:
+    def __init__(self, function: Callable[[Boundary], object]) -> None:
         self._function = function
 
     def on_boundary(self, run: Run) -> Wish:
@@ -173,3 +175,18 @@ class Attached(Callback):
     def on_seal(self) -> None:
         if self._attachment is not None:
             self._attachment.sealed()
+
+
+def find_callbacks(names: Sequence[str], directory: Path) -> list[Any]:
+    """Return what packages have for each `NAME:ARGUMENT`, with the attachments of a directory.
+
+    Raises `ConfigError` for a name that no installed package has.
+    """
+    entries, parts, attachments = installed("callbacks"), [], []
+    for name in names:
+        kind, _, argument = name.partition(":")
+        if kind in entries:
+            parts.append(entries[kind].load()(argument))
+        else:
+            attachments.append(name)
+    return [*parts, *map(Attached, find_attachments(attachments, directory))]

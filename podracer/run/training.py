@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 
@@ -26,15 +26,13 @@ from podracer.devices.mesh import (
 )
 from podracer.devices.startup import compilation_cache
 from podracer.errors import ConfigError
-from podracer.io.attachments import find_attachments
 from podracer.io.directories import is_tournament
-from podracer.io.entry_points import installed
 from podracer.io.paths import user_path
 from podracer.io.run_directory import RunLock, run_directory
 from podracer.io.seal import CONFIG, check_is_run
 from podracer.io.sinks import Sink
 from podracer.io.steps import CHECKPOINTS, newest_saved, step_directories
-from podracer.run.callbacks import Attached, Evaluator, Function, Writers
+from podracer.run.callbacks import Evaluator, Function, Writers, find_callbacks
 from podracer.run.console import with_progress
 from podracer.run.errors import StallError, classify_error
 from podracer.run.loop import Callback, Run
@@ -86,8 +84,9 @@ def train(
     that is where the run evaluates or saves, before the save, and ends the run by returning True.
     An object with a method `write` gets the record of every chunk, in a thread of its own, besides
     `metrics.jsonl` and TensorBoard. A text names a package's: `"mirror:s3://bucket/run"` of
-    podracer-cloud copies each checkpoint in the background. A resumed run goes on with those whose
-    file `NAME.json` is in `run_dir`. Those of the experiment's field `callbacks` come first.
+    podracer-cloud copies each checkpoint in the background. Those of the experiment's field
+    `callbacks` come first. `podracer resume` goes on with them and with those whose file
+    `NAME.json` is in `run_dir`, without the others.
 
     Ctrl-C, a notebook's interrupt, saves the run after the current chunk and raises
     `KeyboardInterrupt`; a second one raises it at once, and a resume goes on from the last save.
@@ -148,26 +147,13 @@ def _callbacks(
     experiment: Experiment, items: Sequence[Any], progress: bool | None, directory: Path
 ) -> list[Callback]:
     """Return a run's callbacks in order: the user's before the writers of records."""
-    callbacks: list[Callback] = [Evaluator()] if experiment.evaluations else []
     names = [*(experiment.callbacks or ()), *(x for x in items if isinstance(x, str))]
-    entries, named, attachments = installed("callbacks"), [], []
-    for name in names:
-        kind, _, argument = name.partition(":")
-        if kind in entries:
-            named.append(entries[kind].load()(argument))
-        else:
-            attachments.append(name)
-    callbacks += [x for x in named if isinstance(x, Callback)]
-    callbacks += map(Attached, find_attachments(attachments, directory))
-    sinks = [x for x in named if not isinstance(x, Callback)]
-    for x in items:
-        if isinstance(x, Callback):
-            callbacks.append(x)
-        elif callable(x):
-            callbacks.append(Function(cast(Any, x)))
-        elif not isinstance(x, str):
-            sinks.append(x)
-    return [*callbacks, Writers(with_progress(sinks, progress))]
+    items = [*find_callbacks(names, directory), *(x for x in items if not isinstance(x, str))]
+    items = [Function(x) if callable(x) and not isinstance(x, Callback) else x for x in items]
+    callbacks = [x for x in items if isinstance(x, Callback)]
+    sinks = [x for x in items if not isinstance(x, Callback)]
+    evaluator = [Evaluator()] if experiment.evaluations else []
+    return [*evaluator, *callbacks, Writers(with_progress(sinks, progress))]
 
 
 def _find_recipe(

@@ -19,6 +19,7 @@ from podracer.environment import evaluation_environment
 from podracer.errors import ConfigError
 from podracer.evaluate import MAX_EPISODES
 from podracer.fields import NO_FLAG, bounded, check_ranges
+from podracer.run.callbacks import find_callbacks
 from podracer.run.setup import build
 from podracer.schedules import over_run
 from podracer.tournament.events import MAX_PODS, Header, check_settings
@@ -259,6 +260,7 @@ def check_pods(tournament: Tournament, user_experiments: Sequence[Experiment]) -
         blueprint, env = build(experiment)  # fails as in each pod
         check_policy(blueprint.build(), "pods compete by their policies' returns")
         evaluation_environment(env)  # fails where there is none to play in
+        find_callbacks(experiment.callbacks or (), Path("pods"))  # fails where one is unknown
 
 
 def _is_own(experiment: Experiment) -> bool:

@@ -31,7 +31,7 @@ BUDGETS = {
     "ops": 1230,
     "recipes": 1270,
     "reports": 1760,
-    "run": 3050,
+    "run": 3060,
     "scores": 890,
     "testing": 620,
     "tournament": 2280,

@@ -149,6 +149,25 @@ def test_callbacks_of_packages_are_part_of_an_experiment(tmp_path, packages):
         podracer.train(experiment, run_dir=tmp_path / "other")
 
 
+def test_a_function_of_a_package_is_called_at_each_boundary(tmp_path, packages):
+    packages["podracer.callbacks", "early"] = lambda argument: lambda boundary: True
+    result = podracer.train(
+        EXPERIMENT, run_dir=tmp_path / "run", callbacks=["early"], evaluations=2
+    )
+    assert result.reason == "callback"
+
+
+def test_a_tournament_of_an_unknown_callback_is_refused_before_it_starts(tmp_path, packages):
+    experiment = dataclasses.replace(EXPERIMENT, callbacks=("lower:0.5",))
+    settings = {"pods": 1, "rounds": 1, "round_frames": 80, "episodes": 2, "engine": "inline"}
+    tournament = Tournament((experiment,), Independent(), **settings)
+    with pytest.raises(ConfigError, match="has a callback or an attachment 'lower'"):
+        run_tournament(tournament, tmp_path / "t")
+    assert not (tmp_path / "t").exists()
+    packages["podracer.callbacks", "lower"] = Lower
+    assert run_tournament(tournament, tmp_path / "t") == 0
+
+
 def test_an_attachment_follows_the_events_of_a_tournament(tmp_path):
     tournament = Tournament(
         (EXPERIMENT,), Independent(), pods=1, rounds=1, round_frames=80, episodes=2, engine="inline"
