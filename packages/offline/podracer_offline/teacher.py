@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Blueprint, Context, policy_params
 from podracer.agents.common import off_policy
 from podracer.devices.reductions import global_grad
-from podracer.environment import Environment, evaluation_environment
+from podracer.environment import Environment, evaluation_environment, wrap_features
 from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.fields import static, struct
@@ -135,6 +136,9 @@ class Taught:
     """Keys of the observations that the student does not see."""
     spec: EnvironmentSpec = static()
 
+    def __post_init__(self) -> None:
+        wrap_features(self, self.environment, render=self._render)
+
     def check_agent(self, agent: Agent, experiment: Any) -> None:
         """Raise `ConfigError` for an agent that learns from no records."""
         if self.teacher is not None:
@@ -144,6 +148,9 @@ class Taught:
         """Return the environment as the student sees it, without the teacher."""
         environment = evaluation_environment(self.environment)
         return _taught(environment, None, self.hidden)
+
+    def _render(self, state: TaughtState) -> np.ndarray:
+        return self.environment.render(state.environment)
 
     def reset(self, key: jax.Array) -> tuple[TaughtState, TimeStep]:
         carry = () if self.teacher is None else self.teacher.carry(1)
@@ -242,6 +249,8 @@ class DAgger(Cloning):
         method = self.method_for(inner)
         if self.replay is None:
             return as_student(method.agent)
+        if self.replay.prioritized:
+            raise ConfigError("DAgger samples uniformly: take `agent.replay.prioritized=False`.")
         off_policy.require_feed_forward(method.model.network)
         student = _DAgger(method, self.replay.build(spec, 2))
         return as_student(dataclasses.replace(method.agent, init=student.init, learn=student.learn))

@@ -16,12 +16,14 @@ from podracer import recipes
 from podracer.agents import A2C, PPO
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
+from podracer.environment import features
 from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import Categorical
 from podracer.replay import Replay
+from podracer.reports.recording import is_drawable
 from podracer.run.warm_start import Weights
 from podracer.types import ArraySpec, EnvironmentSpec, TimeStep
 from podracer_offline import Cloning, DAgger, teach
@@ -108,6 +110,14 @@ def test_the_student_acts_and_the_teacher_labels():
     np.testing.assert_array_equal(actions[1], timestep.observation.action)
 
 
+def test_what_can_be_drawn_is_drawn_with_a_teacher_and_in_its_evaluations():
+    taught = teach(lambda observation: jnp.zeros(len(observation), jnp.int32), make("cartpole"))
+    state, _ = taught.reset(jax.random.key(0))
+    assert features(taught).render(jax.device_get(state)).ndim == 3
+    assert is_drawable(taught)
+    assert not is_drawable(teach(mode, WithHint()))
+
+
 def test_a_run_teaches_and_reinforcement_learning_goes_on_from_the_student(tmp_path):
     """The student's run is resumed exactly, and refused once its teacher has learned more."""
     teacher, name = tmp_path / "teacher", f"taught:{tmp_path / 'teacher'}"
@@ -149,6 +159,10 @@ def test_a_run_teaches_and_reinforcement_learning_goes_on_from_the_student(tmp_p
                 Recorded(make("catch")).spec
             ),
             "needs a feed-forward network",
+        ),
+        (
+            lambda: DAgger(replay=Replay(prioritized=True)).build(Recorded(make("catch")).spec),
+            "DAgger samples uniformly",
         ),
         (
             lambda: podracer.train(
