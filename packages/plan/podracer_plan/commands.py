@@ -43,7 +43,7 @@ class PlanOptions(CompileOptions):
     """Memory of each device that a program may use, in bytes, where it is not the target's."""
     measure: Annotated[float, Limits(0, 3600)] = 5.0
     """Time for a measurement on this machine, in seconds after compilation; 0 measures nothing."""
-    steps_per_second: Quantity = None
+    steps_per_second: Annotated[float | None, Limits(0.001, 1e18)] = None
     """Speed of this run that was recorded on such a machine, in steps a second; it takes the place
     of measurements."""
     price: Quantity = None

@@ -184,7 +184,10 @@ def cost_lines(plan: Plan) -> list[str]:
         ]
     if plan.steps_per_second is None or plan.hours is None:
         return [*lines, f"Speed, hours and price are not known: {plan.speed_source}{bound}."]
-    duration, dollars = timedelta(seconds=math.ceil(3600 * plan.hours)), plan.dollars
+    years, dollars = plan.hours / 8766, plan.dollars
+    duration = f"{years:,.0f} years"
+    if years < 1000:
+        duration = timedelta(seconds=math.ceil(3600 * plan.hours))
     price = "not known: --price gives that of a host for an hour"
     if dollars is not None:
         price = (f"${dollars:,.2f}" if dollars >= 0.01 else "less than $0.01") + fitted

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
     from podracer_plan.trials import Trial
 
+LEAST_SECONDS = 0.1
+
 
 @dataclasses.dataclass(frozen=True)
 class TuneOptions:
     """Flags of `podracer tune`."""
 
-    seconds: Annotated[float, Limits(0.1, 86_400)] = 90.0
+    seconds: Annotated[float, Limits(LEAST_SECONDS, 86_400)] = 90.0
     """Approximate length of all measurements together, in seconds."""
     json: bool = False
     """Print one JSON object for each setting."""
@@ -111,8 +113,9 @@ def _measured_by_processes(
     from podracer.devices.machine import num_cores
     from podracer_plan.trials import Trial
 
+    seconds = max(seconds / 2, LEAST_SECONDS)
     for devices in (1, 1 + num_cores()):
-        limits = ["--devices", str(devices), "--seconds", str(seconds / 2), "--json"]
+        limits = ["--devices", str(devices), "--seconds", str(seconds), "--json"]
         with child_process(["tune", *arguments, *limits]) as process:
             assert process.stdout is not None
             for values in printed_objects(process.stdout):

@@ -5,6 +5,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from podracer.errors import ConfigError
 from podracer.run.setup import build, make_driver
 from podracer_plan.compiled import compile_run, matrix_flops, scaled
 from podracer_plan.hlo import Collective, Program
-from podracer_plan.plan import largest_batch
+from podracer_plan.plan import Plan, cost_lines, largest_batch
 from podracer_plan.programs import programs_of
 from podracer_plan.targets import find_target
 
@@ -303,12 +304,15 @@ def test_a_plan_says_whether_it_fits_and_what_it_costs(outcome):
     assert code == 0
     assert "It fits into the 1 GiB that a program may use there." in said
     assert "Price: less than $0.01" in said
+    plan = Plan(SimpleNamespace(fits=True), None, 1.0, "recorded", None, 2**62, 2**62 / 3600, None)
+    assert any("years for" in line for line in cost_lines(plan))
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("plan", "catch", "--device-bytes", "-1"), "--device-bytes must lie in"),
+        (("plan", "catch", "--steps-per-second", "1e-9"), "--steps-per-second must lie in"),
         (("plan", "catch", "--target", "h1000"), "no target 'h1000': did you mean h100"),
         (("compile", "cartpole_sebulba", "--arch", "anakin"), "runs on the host"),
         (("compile", "catch", "--devices", "3"), "in a new run 126 or 129"),

@@ -55,7 +55,8 @@ def test_a_process_of_tune_that_fails_fails_it_and_other_words_do_not(capfd, mon
     }  # fmt: skip
     python = tmp_path / "python"
     python.write_text(
-        f"#!/bin/sh\necho '{{a greeting}}'\necho '{json.dumps(trial)}'\n"
+        f"#!/bin/sh\necho $* >> {tmp_path}/calls\n"
+        f"echo '{{a greeting}}'\necho '{json.dumps(trial)}'\n"
         "case \"$*\" in *'--devices 1 '*) exit 0;; esac\nexit 71\n"
     )
     python.chmod(0o755)
@@ -63,7 +64,20 @@ def test_a_process_of_tune_that_fails_fails_it_and_other_words_do_not(capfd, mon
     monkeypatch.setattr("podracer_plan.tune.has_one_cpu_device", lambda: True)
     monkeypatch.setattr("podracer_plan.tune.initialize_devices", lambda *_: None)
     with pytest.raises(SystemExit) as leaving:
-        main(["tune", "cartpole_sebulba", "--driver.num-envs", "8", "--seed", "3"])
+        main(
+            [
+                "tune",
+                "cartpole_sebulba",
+                "--driver.num-envs",
+                "8",
+                "--seed",
+                "3",
+                "--seconds",
+                "0.1",
+            ]
+        )
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [call.partition("--seconds ")[2].split()[0] for call in calls] == ["0.1", "0.1"]
     assert leaving.value.code == 71
     assert (
         "Fastest: podracer train cartpole_sebulba --seed 3 --arch sebulba --devices 1"
