@@ -15,7 +15,7 @@ from podracer.errors import PodracerError
 from podracer.io.checkpoint import stored_fingerprint
 
 sys.path.append(str(Path(__file__).parents[2]))
-
+sys.path.append(str(Path(__file__).parents[2] / "packages/plan"))  # it starts what is measured
 
 from benchmarks.reproduce import measure
 from benchmarks.reproduce.figure import (
@@ -35,7 +35,7 @@ from benchmarks.reproduce.read import learning_curve
 from benchmarks.reproduce.records import project_records
 
 ROOT = Path(__file__).parents[2]
-WITH_BENCHMARKS = environment(PYTHONPATH=str(ROOT))
+WITH_BENCHMARKS = environment(PYTHONPATH=f"{ROOT}:{ROOT}/packages/plan")
 COMMAND = ("train", "catch", "--frames", "2048", "--num-envs", "8", "--rollout-length", "8")
 COMMAND += ("--updates-per-chunk", "8", "--evaluations", "2", "--run-dir", "{folder}/run")
 
