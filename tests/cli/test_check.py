@@ -40,11 +40,6 @@ class Outside(Walk):
         return super().observe() + np.float32(7)
 
 
-class AnotherDtype(Walk):
-    def observe(self):
-        return super().observe().astype(np.float64)
-
-
 class Clock(Walk):
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
 
@@ -96,11 +91,6 @@ class Board(Walk):
         return self.np_random.integers(0, 11, (3, 3, 1), dtype=np.uint8)
 
 
-class Global(Walk):
-    def observe(self):
-        return np.random.uniform(-9.0, 9.0, 2).astype(np.float32)  # noqa: NPY002
-
-
 class Masked(Walk):
     def step(self, action):
         return *super().step(action)[:4], {"action_mask": np.ones(2, np.int8)}
@@ -112,13 +102,11 @@ def normalized():
 
 WARNINGS = {
     Outside: ("is not within the observation space",),
-    AnotherDtype: ("dtype to be float32, actual type: float64",),
     Clock: ("64 bits arrive as 32, which loses", "subtract an offset"),
     Unseeded: ("reset with one seed begin differently", "self.np_random"),
     Fixed: ("two seeds give the same episodes",),
     Endless: ("no episode ended within 1,000 steps", "TimeLimit"),
     Board: ("observation reaches 10, and networks divide it by 255", "Box(0, 10, ...)"),
-    Global: ("reset with one seed begin differently", "self.np_random"),
     Masked: ('info["action_mask"]', "into the observation"),
     normalized: ("NormalizeObservation has running statistics", "`normalize_observations`"),
 }

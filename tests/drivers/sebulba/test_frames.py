@@ -105,6 +105,7 @@ def rollouts_of(env, length, number, updates=0):
         return action, (extras, timestep.observation), carry
 
     object.__setattr__(driver, "agent", dataclasses.replace(agent, act=act))
+    vars(driver).pop("actor_programs", None)  # of the agent as it was, if they are shared
     state = dataclasses.replace(
         driver.init(jax.random.key(3)), actor=(), update=jnp.uint32(updates)
     )

@@ -692,17 +692,6 @@ def test_a_sink_that_fails_costs_its_output_only(kind, once, tmp_path, monkeypat
     assert f"{kind.__name__} failed and gets no more records" in caplog.text
 
 
-@pytest.mark.slow
-def test_closing_that_fails_is_told_but_does_not_spoil_a_run(once, tmp_path, capfd):
-    def at(place, batch):
-        if place == "close" and batch.num_envs == 4:
-            raise Injected("close")
-
-    result, error, crash = trained(tmp_path, at=at)
-    assert (error, crash, result.exit_code) == (None, None, 0)
-    assert "while stopping: EnvironmentFault: actor 0" in capfd.readouterr().err
-
-
 def resident_memory():
     """Bytes of this process in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
