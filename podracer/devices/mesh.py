@@ -84,11 +84,11 @@ def wait_for_all_processes(place: str) -> None:
         multihost_utils.sync_global_devices(place)
 
 
-def any_process(*flags: bool) -> tuple[bool, ...]:
-    """Return for each flag whether it is true in any process; every process must call this."""
+def largest_of_processes(number: int) -> int:
+    """Return the largest of all processes' numbers; every process must call this."""
     if jax.process_count() == 1:
-        return flags
-    return tuple(multihost_utils.process_allgather(np.asarray(flags)).any(axis=0).tolist())
+        return number
+    return int(multihost_utils.process_allgather(np.asarray(number)).max())
 
 
 def gather_texts(text: str) -> list[str]:

@@ -51,7 +51,6 @@ from podracer.drivers.progress import (
 from podracer.drivers.state import (
     TRAIN_SPEC,
     TrainState,
-    abstract_state,
     learn_key,
     make_init,
     place_leaves,
@@ -131,17 +130,16 @@ class Anakin(Driver):
         mesh = make_mesh(devices)
         blueprint = blueprint_for(agent, env, config)
         check(blueprint, env, config, mesh.size)
-        parts = (blueprint, env, mesh, config)
-        shapes, init = abstract_state(*parts), make_init(*parts)
+        shapes, init = make_init(blueprint, env, mesh, config)
         super().__init__(blueprint, env, config, mesh, shapes, init, mesh.size)
 
     def lower(self) -> Callable[[], Program]:
-        agent = place_leaves(self.blueprint, self.mesh)
+        blueprint = place_leaves(self.blueprint, self.mesh)
         # JAX by itself returns empty arrays replicated, and then refuses them as arguments.
         placed = jax.tree.map(lambda x: x.sharding if x.size == 0 else None, self.abstract_state)
         program = make_chunk(self.env, self.mesh, self.config, out_shardings=(placed, None))
-        lowered = program.lower(agent, self.abstract_state, abstract_request(self.mesh))
-        return lambda: partial(check_program_memory(lowered.compile(), self.mesh), agent)
+        lowered = program.lower(blueprint, self.abstract_state, abstract_request(self.mesh))
+        return lambda: partial(check_program_memory(lowered.compile(), self.mesh), blueprint)
 
     def run(self, state: TrainState, orders: Orders) -> Generator[Progress]:
         """Train from `state` (consumed) until the updates of `orders` are done.
@@ -215,7 +213,7 @@ def _handle_signals() -> None:
 def make_chunk(
     env: Environment, mesh: Mesh, config: AnakinConfig, out_shardings: Any = None
 ) -> jax.stages.Wrapped:
-    """Return the jitted program `(agent, state, request) -> (state, metrics)`.
+    """Return the jitted program `(blueprint, state, request) -> (state, metrics)`.
 
     It donates the state. `request`, i32 `[devices, 2]`, holds the `Request` of each device's host
     and the number of updates, see `request_array`. The metrics hold the largest request, so that
@@ -223,7 +221,7 @@ def make_chunk(
     """
     axis = DATA if mesh.size > 1 else None
     program = shard_in_order(
-        lambda agent, *args: chunk(agent, env, config, axis, *args),
+        lambda blueprint, *args: chunk(blueprint, env, config, axis, *args),
         mesh,
         in_specs=(REPLICATED, TRAIN_SPEC, SHARDED),
         out_specs=(TRAIN_SPEC, REPLICATED),

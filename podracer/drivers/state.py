@@ -52,8 +52,8 @@ class RolloutConfig(Protocol):
 
 def make_init(
     blueprint: Blueprint, env: Environment | None, mesh: Mesh, config: RolloutConfig
-) -> Callable[[jax.Array], TrainState]:
-    """Return the function of a run's key that makes the state before the first update.
+) -> tuple[TrainState, Callable[[jax.Array], TrainState]]:
+    """Return the abstract state, and the function of a run's key that makes the first one.
 
     The state is sharded over the mesh. Without an environment its `actor` is (): acting then begins
     with a reset. The program is compiled by the first call.
@@ -67,7 +67,7 @@ def make_init(
     program = jax.jit(make, out_shardings=jax.tree.map(lambda x: x.sharding, shapes))
     # Arrays of an environment are arguments, not to compile them into the program.
     data = None if env is None else blueprint.environment
-    return lambda key: program(place_leaves(data, mesh), key)
+    return shapes, lambda key: program(place_leaves(data, mesh), key)
 
 
 def place_leaves(tree: Any, mesh: Mesh) -> Any:

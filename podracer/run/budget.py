@@ -1,7 +1,7 @@
 """Budget of a run: when it evaluates, and when and why it ends.
 
-An update's number of frames is known once it was computed. So a run goes on as if each step were a
-frame, and looks there.
+How many frames an update has is known only afterwards. So the budget plans as if each step were a
+frame, and checks again there.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ class Budget:
     """Frames of a run and of its evaluations; those of a population are of each pod, on average."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self.evaluates, self._marks = experiment.evaluations > 0, experiment.evaluation_frames
-        self._frames, self._num_steps = experiment.frames, experiment.num_steps
-        self._target_return = experiment.target_return
-        self._max_seconds = experiment.max_seconds
+        self._experiment, self._marks = experiment, experiment.evaluation_frames
         self._steps_per_update = experiment.driver.steps_per_update
         self._num_pods = max(1, len(experiment.pods))
         self._last_mark = 0  # number of marks at the newest evaluation, or where the run began
@@ -36,12 +33,11 @@ class Budget:
         These are fewer than the run has made already, or more where it has ended for another
         reason.
         """
+        frames = self._experiment.frames
         num_frames, reason = self.frames(totals), self.reason_to_end(totals)
-        if self._frames < saved_frames and self._num_steps < num_frames:
-            raise ConfigError(
-                f"frames is {self._frames:,}, but the run has made {num_frames:,} already."
-            )
-        if self._frames > saved_frames and reason not in ("", "frames"):
+        if frames < saved_frames and self._experiment.num_steps < num_frames:
+            raise ConfigError(f"frames is {frames:,}, but the run has made {num_frames:,} already.")
+        if frames > saved_frames and reason not in ("", "frames"):
             raise ConfigError(
                 f"the run has ended by its `{reason}`, so `frames` alone make it no longer: give "
                 f"another `{reason}`, too, or None."
@@ -53,19 +49,19 @@ class Budget:
 
     def reason_to_end(self, totals: Totals, unrecorded_seconds: float = 0.0) -> str:
         """Return the field of the experiment by which the run is done, "" if it is not."""
-        if self.frames(totals) >= self._frames:
+        if self.frames(totals) >= self._experiment.frames:
             return "frames"
-        target, reached = self._target_return, totals.evaluation_return
+        target, reached = self._experiment.target_return, totals.evaluation_return
         if target is not None and reached is not None and reached >= target:
             return "target_return"
-        limit = self._max_seconds
+        limit = self._experiment.max_seconds
         if limit is not None and totals.seconds + unrecorded_seconds >= limit:
             return "max_seconds"
         return ""
 
     def is_due(self, frames: int) -> bool:
         """Return whether an evaluation is due after as many frames, as it is at the end."""
-        return frames >= self._frames or bisect(self._marks, frames) > self._last_mark
+        return frames >= self._experiment.frames or bisect(self._marks, frames) > self._last_mark
 
     def most_frames(self, totals: Totals, updates: int) -> int:
         """Return the frames after a number of updates, if all steps since the totals are frames."""
@@ -73,5 +69,5 @@ class Budget:
 
     def num_updates(self, totals: Totals, updates: int) -> int:
         """Return how many updates the run has at least, after a number of them."""
-        missing = max(0, self._frames - self.most_frames(totals, updates))
+        missing = max(0, self._experiment.frames - self.most_frames(totals, updates))
         return updates + math.ceil(missing / self._steps_per_update)

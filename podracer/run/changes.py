@@ -26,7 +26,7 @@ def merged(old: Mapping[str, Any], new: Any) -> dict[str, Any]:
     """Return nested values of fields with others in their place. Raises `ConfigError`."""
     if not isinstance(new, Mapping) or not new.keys() <= {"agent", "environment"}:
         raise ConfigError(
-            'control must return None or fields, as {"agent": {"learning_rate": 1e-4}} or '
+            'a change must be fields, as {"agent": {"learning_rate": 1e-4}} or '
             f'{{"environment": {{...}}}}, not {new!r}.'
         )
     return _merged(old, new)
@@ -91,7 +91,7 @@ def _arguments(experiment: Experiment, env: Any, part: Mapping[str, Any]) -> Any
     """Return the environment with its arguments alone, and other numbers in some fields."""
     if not isinstance(experiment.driver, AnakinConfig):
         raise ConfigError(
-            "control changes numbers of an environment under Anakin alone: take "
+            "an environment's numbers change under Anakin alone: take "
             "`driver=podracer.AnakinConfig()`, or let the environment on the host change itself."
         )
     new = replace_fields(env, _with_arrays(part))
@@ -122,7 +122,7 @@ def _fixed(owner: Any, name: str, part: Mapping[str, Any]) -> ConfigError:
     if numbers:
         remedy = f"what can change is {', '.join(numbers)}"
     return ConfigError(
-        f"control changed {', '.join(path for path, _ in leaves({name: part}))}, but that is "
+        f"a change names {', '.join(path for path, _ in leaves({name: part}))}, but that is "
         f"compiled into the program of {type(owner).__name__}: {remedy}."
     )
 
@@ -132,10 +132,10 @@ def _like(old: Any, new: Any) -> np.ndarray:
     try:
         value = np.asarray(new, jnp.result_type(old))
     except (TypeError, ValueError):
-        raise ConfigError(f"control must change a number to a number, not to {new!r}.") from None
+        raise ConfigError(f"a number must change to a number, not to {new!r}.") from None
     if value.shape != np.shape(old) or not np.isfinite(value).all():
         raise ConfigError(
-            f"control must change a number to a finite one of the same shape {np.shape(old)}, not "
+            f"a number must change to a finite one of the same shape {np.shape(old)}, not "
             f"to {new!r}."
         )
     return value
@@ -160,6 +160,6 @@ def _check_actors(old: Blueprint, new: Blueprint) -> None:
         if old_value != new_value and id(variable) in used:
             name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".start")
             raise ConfigError(
-                f"control changed agent.{name}, but actors act by it, and their programs are "
+                f"a change names agent.{name}, but actors act by it, and their programs are "
                 "compiled with it: it can change under Anakin."
             )

@@ -14,7 +14,7 @@ import jax
 
 from podracer.agent import Blueprint
 from podracer.config.experiment import Experiment
-from podracer.devices.mesh import any_process
+from podracer.devices.mesh import largest_of_processes
 from podracer.devices.peers import PeerLostError
 from podracer.drivers.driver import Driver
 from podracer.drivers.progress import Orders, Progress, Request
@@ -28,8 +28,8 @@ from podracer.io.exits import PREEMPTED
 from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import StopSignals, Watchdog
 from podracer.io.text import redact
-from podracer.run import changes
 from podracer.run.budget import Budget
+from podracer.run.changes import changed_blueprint, in_json, merged
 from podracer.run.errors import StallError, tag_component
 from podracer.run.records import Recorder, Stopwatch
 from podracer.run.result import Boundary, Result, RunInfo
@@ -65,7 +65,8 @@ class Callback:
     """Part of a run beside its loop. Each method does nothing by default.
 
     A run calls its callbacks in their order, in each process its own. An exception ends the run.
-    What is entered into `run.stack`, an `ExitStack`, is left at the end, also after a fault.
+    Context managers entered on `run.stack`, an `ExitStack`, are exited when the run ends, even
+    after a fault.
     """
 
     def check(self, run: Run) -> None:
@@ -91,7 +92,7 @@ class Callback:
         return {}
 
     def on_save(self, run: Run) -> None:
-        """Read the checkpoint of this boundary, which is on the disk."""
+        """Read the checkpoint of this boundary, now that it is on the disk."""
 
     def on_seal(self) -> None:
         """Follow a sealed file at once, in a thread of the checkpointer, on process 0."""
@@ -136,9 +137,10 @@ class Run:
     @property
     def info(self) -> RunInfo:
         """Facts about the run."""
-        driver = self.driver
-        parts = (self.experiment, self.directory, driver.topology, driver.state_bytes)
-        return RunInfo(*parts, self.resumed_from)
+        driver, resumed_from = self.driver, self.resumed_from
+        return RunInfo(
+            self.experiment, self.directory, driver.topology, driver.state_bytes, resumed_from
+        )
 
     def boundary(self) -> Boundary:
         """Return the state of the run at this boundary."""
@@ -156,10 +158,10 @@ class Run:
                 "a population is changed by its selection alone: train each seed by itself where a "
                 "callback changes numbers."
             )
-        values = changes.merged(self.changes, fields)
-        parts = (self.experiment, self.driver.blueprint, self.driver.env)
-        self.blueprint = self._pending = changes.changed_blueprint(*parts, values)
-        self.agent, self.changes = self.blueprint.build(), changes.in_json(values)
+        driver, values = self.driver, merged(self.changes, fields)
+        self.blueprint = changed_blueprint(self.experiment, driver.blueprint, driver.env, values)
+        self._pending = self.blueprint
+        self.agent, self.changes = self.blueprint.build(), in_json(values)
         numbers = [(name, x) for name, x in leaves(self.changes) if isinstance(x, int | float)]
         self.recorder.change(self.blueprint.settings, dict(numbers))
 
@@ -190,10 +192,10 @@ class Run:
                     callback.on_start(self)
                 self.checkpointer.start()  # once all is traced, as both need Python's lock
                 exit_code = self._loop(state)
-        record = self.record or [{}, *readable_records(self.directory)][-1]
+        self.record = self.record or [{}, *readable_records(self.directory)][-1]
         reason = self.budget.reason_to_end(self.totals) or "callback"
-        parts = (self.agent, self.state.learner, record, self.evaluation, self.directory)
-        return Result(*parts, exit_code, "signal" if exit_code else reason)
+        reason = "signal" if exit_code else reason
+        return Result(**vars(self.boundary()), exit_code=exit_code, reason=reason)
 
     def _loop(self, state: TrainState) -> int:
         """Call the callbacks at each report; at boundaries save, and stop as they wish."""
@@ -239,7 +241,7 @@ class Run:
         elif self.signals.exit_code is not None:
             wishes.append(Wish.LEAVE)
         wish = max(wishes, default=Wish.NONE)
-        return Wish(sum(any_process(*(wish >= lower for lower in Wish if lower))))
+        return Wish(largest_of_processes(wish))
 
     def _orders(self) -> Orders:
         budget, interval = self.budget, self.experiment.save_seconds

@@ -69,8 +69,8 @@ def train(
 ) -> Result:
     """Run an experiment, or a recipe by its name, to its end; write everything to `run_dir`.
 
-    A recipe's name is at the size `laptop` or `accelerator`, by default the one for this device
-    unless overrides choose the environments or few frames; a resumed run keeps its own.
+    A recipe given by name is run at the size `laptop` or `accelerator`, by default the one for this
+    device unless overrides choose the environments or few frames; a resumed run keeps its own.
 
     `overrides` replace fields of the experiment, such as its seed or its environment; a dictionary
     replaces fields of a part: `agent={"learning_rate": 1e-3}`. In another environment than the
@@ -83,10 +83,10 @@ def train(
     Callbacks are called in order, see `podracer.Callback`. A function is called at each boundary,
     that is where the run evaluates or saves, before the save, and ends the run by returning True.
     An object with a method `write` gets the record of every chunk, in a thread of its own, besides
-    `metrics.jsonl` and TensorBoard. A text names a package's: `"mirror:s3://bucket/run"` of
-    podracer-cloud copies each checkpoint in the background. Those of the experiment's field
-    `callbacks` come first. `podracer resume` goes on with them and with those whose file
-    `NAME.json` is in `run_dir`, without the others.
+    `metrics.jsonl` and TensorBoard. A string names a callback of an installed package:
+    `"mirror:s3://bucket/run"` of podracer-cloud copies each checkpoint in the background. Those of
+    the experiment's field `callbacks` come first. `podracer resume` goes on with them and with
+    those whose file `NAME.json` is in `run_dir`, without the others.
 
     Ctrl-C, a notebook's interrupt, saves the run after the current chunk and raises
     `KeyboardInterrupt`; a second one raises it at once, and a resume goes on from the last save.
@@ -99,8 +99,12 @@ def train(
     reason in `crash.json`.
     """
     run_dir = None if run_dir is None else user_path(run_dir)
+    if resume and (run_dir is None or isinstance(begin, Weights)):
+        raise ConfigError(
+            "a run is resumed in its directory, with its own weights: give run_dir, and no Weights."
+        )
     recorded, num_saved = None, 0
-    if resume and run_dir is not None:
+    if run_dir is not None and resume:
         recorded, num_saved = recipe_name(run_dir), saved_devices(run_dir)
     if isinstance(experiment, str):
         experiment = _find_recipe(experiment, size, recorded, overrides)
@@ -109,10 +113,6 @@ def train(
     experiment = experiment.with_fields(overrides)
     check_types(experiment)
     experiment.check()
-    if resume and (run_dir is None or isinstance(begin, Weights)):
-        raise ConfigError(
-            "a run is resumed in its directory, with its own weights: give run_dir, and no Weights."
-        )
     if recorded is not None:  # a run keeps its name
         experiment = dataclasses.replace(experiment, recipe=recorded)
     driver = make_driver(experiment, num_saved)
@@ -130,8 +130,8 @@ def train(
     check = partial(check_claim, directory, resume)
     check()
     wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
-    lock = partial(RunLock, directory, check, driver.saved_bytes)
-    with lock() if run.is_main else contextlib.nullcontext(), peers.reports_loss(run.report_fault):
+    lock = RunLock(directory, check, driver.saved_bytes)
+    with lock if run.is_main else contextlib.nullcontext(), peers.reports_loss(run.report_fault):
         try:
             return run.execute(resume, beginning)
         except Exception as error:

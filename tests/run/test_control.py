@@ -153,11 +153,11 @@ def test_learners_of_sebulba_change_and_what_actors_act_by_cannot(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"driver": {"num_envs": 8}}, "control must return None or fields"),
+        ({"driver": {"num_envs": 8}}, "a change must be fields"),
         ({"agent": {"learning_rat": 0.1}}, "has no field 'learning_rat'"),
         ({"agent": {"learning_rate": -1.0}}, "learning_rate"),
         ({"agent": {"network": {"torso": {"hidden": (8,)}}}}, "hidden, but that is compiled"),
-        ({"environment": {"center": "left"}}, "a number to a number"),
+        ({"environment": {"center": "left"}}, "must change to a number"),
         ({"environment": {"slopes": [1.0]}}, "of the same shape"),
     ],
 )
@@ -220,6 +220,6 @@ def test_arrays_of_an_environment_are_arguments_and_are_not_copied(tmp_path):
     moved = changed_blueprint(experiment, blueprint, env, {"environment": {"center": 1.0}})
     assert moved.environment.rows is env.rows
     with pytest.raises(
-        ConfigError, match=r"control changed environment\.rows, but that is compiled"
+        ConfigError, match=r"a change names environment\.rows, but that is compiled"
     ):
         changed_blueprint(experiment, blueprint, env, {"environment": {"rows": [1, 2, 3, 4]}})

@@ -32,7 +32,7 @@ from podracer.drivers.sebulba.trajectory import (
     Recorder,
     make_actor_programs,
 )
-from podracer.drivers.state import TrainState, abstract_state, make_init
+from podracer.drivers.state import TrainState, make_init
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments, to_host_environments
 from podracer.errors import ConfigError
@@ -74,8 +74,7 @@ class Sebulba(Driver):
         is_saved = config.policy_lag == 0 and isinstance(host, DeviceEnvironments)
         saved = cast(DeviceEnvironments, host).environment if is_saved else None
         mesh = self.split.mesh
-        parts = (blueprint, saved, mesh, config)
-        shapes, init = abstract_state(*parts), make_init(*parts)
+        shapes, init = make_init(blueprint, saved, mesh, config)
         super().__init__(blueprint, env, config, mesh, shapes, init, len(devices))
 
     @functools.cached_property
