@@ -71,7 +71,7 @@ def learning(change: Any) -> Any:
     [
         ("impala", "lstm"),
         ("ppo", "gru"),
-        ("impala", "gtrxl"),
+        slow("impala", "gtrxl"),
         slow("ppo", "gtrxl"),
         slow("a2c", "transformer"),
         slow("a2c", "gru"),
