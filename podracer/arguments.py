@@ -84,7 +84,7 @@ def unknown_argument(error: TypeError, function: Callable[..., Any]) -> str:
     match = re.search("unexpected keyword argument '(.+)'", str(error))
     if match is None:
         return ""
-    while isinstance(function, functools.partial):
+    if isinstance(function, functools.partial) and function.keywords:  # perhaps that name
         function = function.func
     with contextlib.suppress(TypeError, ValueError):  # a function in C may have no signature
         parameters = inspect.signature(function).parameters.values()

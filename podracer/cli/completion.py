@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 from collections import defaultdict
@@ -52,7 +53,10 @@ class CompletionOptions:
 def completion(options: CompletionOptions) -> int:
     """Run `podracer completion`: print the script."""
     of_commands = {name: Table(parts) for name, parts in parts_of_commands().items()}
-    of_recipes = {name: Table([recipes.find(name)]) for name in recipes.RECIPES}
+    of_recipes: dict[str, Table] = {}
+    for name in (*recipes.RECIPES, *installed("recipes")):
+        with contextlib.suppress(Exception):  # one of a package that is broken or needs an option
+            of_recipes[name] = Table([recipes.find(name)])
     flags, choices = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     for name, table in (of_commands | of_recipes).items():
         for setting in table.settings.values():

@@ -5,8 +5,10 @@ Other environments are passed as objects.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import inspect
 import json
 import re
 from collections.abc import Callable
@@ -129,10 +131,17 @@ def make(name: str, **options: Any) -> Any:
     options = {**dict(map(_parse_option, settings)), **options}
     if function := _function(name):
         try:
+            with contextlib.suppress(ValueError):  # a function in C may have no signature
+                inspect.signature(function).bind(**options)
             return function(**options)
         except TypeError as error:
-            remedy = unknown_argument(error, function)
-            raise ConfigError(f"{name}: {error}{remedy or '.'}") from error
+            name, remedy = name.rstrip(":"), unknown_argument(error, function)
+            problem = re.sub(".* unexpected keyword argument", "there is no option", str(error))
+            if missing := re.search(r"missing .* argument: '(\w+)'", problem):
+                is_named = isinstance(function, partial)
+                part = f",{missing[1]}=VALUE" if is_named else f":{missing[1].upper()}"
+                problem = f"write {name}{part}"
+            raise ConfigError(f"{name}: {problem}{remedy or '.'}") from error
     if name.startswith("ALE/"):
         raise ConfigError(atari_remedy(name))
     if hint := package_of(name):

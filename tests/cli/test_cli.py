@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from podracer.cli.arguments import take_values
 from podracer.cli.commands import COMMANDS
 from podracer.cli.main import main, usage
 from podracer.cli.recipe_flags import find_recipe
+from podracer.io import entry_points
 
 
 def call_here(capsys, *arguments):
@@ -201,11 +203,21 @@ COMPLETIONS = [
     ("train atari_impala --ga", "--game"),
     ("eval run --ep", "--episodes --epsilon"),
     ("resume run --max", "--max-seconds"),
+    ("train maz", "maze_of_mine"),
+    ("train maze_of_mine --lear", "--learning-rate"),
     ("eval ", ""),  # bash then completes files
 ]
 
 
-def test_a_shell_completes_commands_recipes_flags_and_choices(capsys, tmp_path):
+def test_a_shell_completes_commands_recipes_flags_and_choices(capsys, monkeypatch, tmp_path):
+    """Of the library and of packages, as far as these work."""
+
+    def find(group):
+        mine = EntryPoint("maze_of_mine", "podracer.recipes.catch:catch_a2c", group)
+        broken = EntryPoint("maze_of_others", "podracer.recipes.catch:missing", group)
+        return [mine, broken] if group == "podracer.recipes" else []
+
+    monkeypatch.setattr(entry_points, "entry_points", find)
     with pytest.raises(SystemExit):
         main(["completion"])
     script = tmp_path / "podracer.bash"

@@ -6,7 +6,9 @@ import dataclasses
 import functools
 import importlib.util
 import pickle
+import re
 from functools import partial
+from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +37,7 @@ from podracer.envs.pendulum import Pendulum, PendulumState
 from podracer.envs.probes import GAMMA, PROBES
 from podracer.errors import ConfigError
 from podracer.fields import struct
+from podracer.io import entry_points
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec
 
 needs_gymnax = pytest.mark.skipif(
@@ -404,6 +407,29 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, words: tuple[str
     with pytest.raises(ConfigError) as refusal:
         make(name)
     assert all(word in str(refusal.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "cartpole,winds=1",
+            "cartpole: there is no option 'winds': choose one of resets_per_step,",
+        ),
+        ("probe:memory,reset=1", "probe:memory: there is no option 'reset': did you mean"),
+        ("lifetimes:catch,wind=1", "catch: there is no option 'wind'."),
+        ("partial:pendulum", "partial:pendulum: write partial:pendulum,hide=VALUE."),
+        ("cart:", "cart: write cart:TRACK."),
+    ],
+)
+def test_wrong_options_of_a_name_are_refused_with_what_to_write(name, words, monkeypatch) -> None:
+    class Entry(EntryPoint):
+        def load(self) -> Any:
+            return lambda track: make("cartpole")
+
+    monkeypatch.setattr(entry_points, "entry_points", lambda group: [Entry("cart", "", group)])
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        make(name)
 
 
 def test_names_lists_what_can_be_made() -> None:
