@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import cast
 
 import jax
 
@@ -71,9 +70,8 @@ class Sebulba(Driver):
         self.split = split_devices(devices, config)
         check(blueprint, self.host, config, self.split)
         # Lock-step training goes on exactly in environments that checkpoints can hold.
-        is_saved = config.policy_lag == 0 and isinstance(host, DeviceEnvironments)
-        saved = cast(DeviceEnvironments, host).environment if is_saved else None
-        mesh = self.split.mesh
+        in_lock_step, mesh = config.policy_lag == 0, self.split.mesh
+        saved = host.environment if in_lock_step and isinstance(host, DeviceEnvironments) else None
         shapes, init = make_init(blueprint, saved, mesh, config)
         super().__init__(blueprint, env, config, mesh, shapes, init, len(devices))
 
@@ -92,10 +90,10 @@ class Sebulba(Driver):
         """Train from `state` (consumed) until the updates of `orders` are done, as Anakin does.
 
         The environments are reset with the seed in the state's key. From a state with `actor` set,
-        lock-step training in environments that are `Resumable` continues exactly. Progress is
-        reported every `updates_per_chunk` updates and may be a boundary, with `Progress.state` set,
-        as under Anakin; a request for the end of the update makes it one there (with several hosts
-        one update later). Changed numbers are taken before each update. Close the iterator to stop:
+        lock-step training in environments in JAX continues exactly. Progress is reported every
+        `updates_per_chunk` updates and may be a boundary, with `Progress.state` set, as under
+        Anakin; a request for the end of the update makes it one there (with several hosts one
+        update later). Changed numbers are taken before each update. Close the iterator to stop:
         when that returns, its threads and processes have ended.
 
         Raises the first fault of any component, with its name in the exception's `component`:
