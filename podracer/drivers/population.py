@@ -67,31 +67,24 @@ class Pod:
     hyperparameters: tuple[Hyperparameter, ...] = ()
 
 
-def with_hyperparameters(agent: Any, values: Mapping[str, Any]) -> Any:
-    """Return settings, or a blueprint, with other float leaves.
-
-    Raises `ConfigError` for an unknown name.
-    """
-    if isinstance(agent, Blueprint):
-        settings = with_hyperparameters(agent.settings, values)
-        return dataclasses.replace(agent, settings=settings)
-    defaults = hyperparameters(agent)
+def with_hyperparameters(settings: Any, values: Mapping[str, Any]) -> Any:
+    """Return settings with other float leaves. Raises `ConfigError` for an unknown name."""
+    defaults = hyperparameters(settings)
     for name in values:
         if name not in defaults:
             raise ConfigError(
-                f"{type(agent).__name__} has no float hyperparameter {name!r} that "
+                f"{type(settings).__name__} has no float hyperparameter {name!r} that "
                 f"can differ between pods: {nearest(name, defaults)}"
             )
     leaves = [values.get(name, value) for name, value in defaults.items()]
-    return jax.tree.unflatten(jax.tree.structure(agent), leaves)
+    return jax.tree.unflatten(jax.tree.structure(settings), leaves)
 
 
-def hyperparameters(agent: Any) -> dict[str, float]:
+def hyperparameters(settings: Any) -> dict[str, float]:
     """Return the float leaves of settings by name; a schedule's start has the schedule's name."""
-    agent = agent.settings if isinstance(agent, Blueprint) else agent
     return {
         jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".start"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(agent)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(settings)
     }
 
 
@@ -177,16 +170,17 @@ def make_initial_states(
         return states
     varying = [parameter.name for pod in pods for parameter in pod.hyperparameters]
     varying += [bound.name for bound in exchange.bounds]
-    values = hyperparameters(agents)
+    values = hyperparameters(agents.settings)
     return selection.init_selection_state(
         states, {name: values[name] for name in dict.fromkeys(varying)}
     )
 
 
-def current_agents(agents: Any, states: TrainState) -> Any:
+def current_agents(agents: Blueprint, states: TrainState) -> Blueprint:
     """Return the agents with the hyperparameters in the states, where a selection changes them."""
     if isinstance(states, selection.SelectionState):
-        return with_hyperparameters(agents, states.hyperparameters)
+        settings = with_hyperparameters(agents.settings, states.hyperparameters)
+        return dataclasses.replace(agents, settings=settings)
     return agents
 
 

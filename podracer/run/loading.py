@@ -121,8 +121,8 @@ def load_run(
     """
     directory = local_run(run_dir, checkpoint)
     experiment = reopen(directory, recipe, environment)
-    agent, env = build(experiment)
-    config, spec = read_config(directory / CONFIG), agent.spec
+    blueprint, env = build(experiment)
+    config, spec = read_config(directory / CONFIG), blueprint.spec
     if (learned := config.get("spaces", spec.spaces)) != spec.spaces:
         name = environment_text(config["experiment"].get("environment"))
         raise ConfigError(
@@ -133,23 +133,24 @@ def load_run(
     if not experiment.pods:
         if pod is not None:
             raise ConfigError(f"{directory} has no pods, as it is no sweep: leave out pod {pod}.")
-        abstract = abstract_state(agent, None, make_mesh(device), experiment.run_driver)
+        abstract = abstract_state(blueprint, None, make_mesh(device), experiment.run_driver)
         restored = _restore(directory, abstract, checkpoint, local)
-        return LoadedRun(agent, env, restored.state, None, restored.metadata)
+        return LoadedRun(blueprint, env, restored.state, None, restored.metadata)
     mesh = population.population_mesh(device, len(experiment.pods))
     abstract = population.abstract_states(
-        agent, experiment.pods, None, mesh, experiment.run_driver, experiment.exchange
+        blueprint, experiment.pods, None, mesh, experiment.run_driver, experiment.exchange
     )
     restored = _restore(directory, abstract, checkpoint, local)
     pod = sweep.best_pod(directory, restored) if pod is None else pod
     if type(pod) is not int or not 0 <= pod < len(experiment.pods):
         raise ConfigError(f"{directory} has pods 0 to {len(experiment.pods) - 1}, not {pod}.")
-    agent, env = build(experiment.of_pod(experiment.pods[pod]))
+    blueprint, env = build(experiment.of_pod(experiment.pods[pod]))
     state = jax.tree.map(lambda x: x[pod], restored.state)
     if isinstance(state, SelectionState):
         values = {name: float(value) for name, value in state.hyperparameters.items()}
-        agent = population.with_hyperparameters(agent, values)
-    return LoadedRun(agent, env, state, pod, restored.metadata)
+        settings = population.with_hyperparameters(blueprint.settings, values)
+        blueprint = dataclasses.replace(blueprint, settings=settings)
+    return LoadedRun(blueprint, env, state, pod, restored.metadata)
 
 
 def _restore(directory: Path, abstract: TrainState, checkpoint: Choice, local: bool) -> Restored:
