@@ -128,6 +128,6 @@ def test_lock_step_sebulba_equals_anakin(speaker, example):
 
 
 @pytest.mark.slow
-def test_they_agree_on_a_language(example):
-    result = podracer.train(example.naming())
+def test_they_agree_on_a_language(example, tmp_path):
+    result = podracer.train(example.naming(), run_dir=tmp_path, devices=1)
     assert result.metrics["evaluation_return"] > 0.75
