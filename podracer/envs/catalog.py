@@ -57,14 +57,6 @@ def _lazy(module: str, function: str = "") -> Callable[..., Any]:
     return make_environment
 
 
-def _partial(name: str, hide: int | str, **options: Any) -> Environment:
-    return partially_observed(make(name, **options), hide)
-
-
-def _lifetimes(name: str, envs: int = 64, steps: int = 10_000, **options: Any) -> Environment:
-    return Lifetimes(make(name, **options), envs, steps)
-
-
 ENVIRONMENTS = {
     "catch": Entry(Catch, "a falling ball and a paddle on a board of 10 by 5 cells"),
     "cartpole": Entry(partial(auto_reset, CartPole()), "balance a pole on a cart, up to 500 steps"),
@@ -76,7 +68,7 @@ ENVIRONMENTS = {
 
 ADAPTERS = {
     "partial": Entry(
-        _partial,
+        lambda name, hide, **options: partially_observed(make(name, **options), hide),
         "another device environment without components of its observation: partial:pendulum,hide=2",
     ),
     "worlds": Entry(
@@ -84,7 +76,9 @@ ADAPTERS = {
         "tabular and random grids and chains, for meta-learning: worlds:dense, worlds:all",
     ),
     "lifetimes": Entry(
-        _lifetimes,
+        lambda name, envs=64, steps=10_000, **options: Lifetimes(
+            make(name, **options), envs, steps
+        ),
         "another device environment, in groups that share a task for a while: lifetimes:worlds:all",
     ),
     "gymnax": Entry(
@@ -137,20 +131,16 @@ def make(name: str, **options: Any) -> Any:
         except TypeError as error:
             name, remedy = name.rstrip(":"), unknown_argument(error, function)
             problem = re.sub(".* unexpected keyword argument", "there is no option", str(error))
-            if missing := re.search(r"missing .* argument: '(\w+)'", problem):
-                is_named = isinstance(function, partial)
-                part = f",{missing[1]}=VALUE" if is_named else f":{missing[1].upper()}"
-                problem = f"write {name}{part}"
+            part = r",\1=VALUE" if isinstance(function, partial) else ":NAME"
+            problem = re.sub(r".*missing .* argument: '(\w+)'", f"add {part}", problem)
             raise ConfigError(f"{name}: {problem}{remedy or '.'}") from error
     if name.startswith("ALE/"):
         raise ConfigError(atari_remedy(name))
     if hint := package_of(name):
         raise ConfigError(hint)
     if (full_name := full_name_of(name)) != name:
-        options_text = "".join(f",{setting}" for setting in settings)
-        raise ConfigError(
-            f"There is no environment {name!r}: of Gymnasium it is {full_name}{options_text}."
-        )
+        full_text = ",".join([full_name, *settings])
+        raise ConfigError(f"There is no environment {name!r}: of Gymnasium it is {full_text}.")
     valid = [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS), *installed("environments")]
     page = (
         "`podracer list environments` shows the names; one of your own goes into a recipe, "

@@ -182,11 +182,7 @@ def find_callbacks(names: Sequence[str], directory: Path) -> list[Any]:
 
     Raises `ConfigError` for a name that no installed package has.
     """
-    entries, parts, attachments = installed("callbacks"), [], []
-    for name in names:
-        kind, _, argument = name.partition(":")
-        if kind in entries:
-            parts.append(entries[kind].load()(argument))
-        else:
-            attachments.append(name)
+    entries, texts = installed("callbacks"), [name.partition(":") for name in names]
+    parts = [entries[kind].load()(argument) for kind, _, argument in texts if kind in entries]
+    attachments = ["".join(text) for text in texts if text[0] not in entries]
     return [*parts, *map(Attached, find_attachments(attachments, directory))]

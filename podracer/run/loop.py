@@ -193,8 +193,7 @@ class Run:
                 self.checkpointer.start()  # once all is traced, as both need Python's lock
                 exit_code = self._loop(state)
         self.record = self.record or [{}, *readable_records(self.directory)][-1]
-        reason = self.budget.reason_to_end(self.totals) or "callback"
-        reason = "signal" if exit_code else reason
+        reason = "signal" if exit_code else self.budget.reason_to_end(self.totals) or "callback"
         return Result(**vars(self.boundary()), exit_code=exit_code, reason=reason)
 
     def _loop(self, state: TrainState) -> int:

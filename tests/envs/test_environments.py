@@ -418,8 +418,8 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, words: tuple[str
         ),
         ("probe:memory,reset=1", "probe:memory: there is no option 'reset': did you mean"),
         ("lifetimes:catch,wind=1", "catch: there is no option 'wind'."),
-        ("partial:pendulum", "partial:pendulum: write partial:pendulum,hide=VALUE."),
-        ("cart:", "cart: write cart:TRACK."),
+        ("partial:pendulum", "partial:pendulum: add ,hide=VALUE."),
+        ("cart:", "cart: add :NAME."),
     ],
 )
 def test_wrong_options_of_a_name_are_refused_with_what_to_write(name, words, monkeypatch) -> None:
