@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 import jax
 
@@ -15,7 +16,7 @@ from podracer.checks import check_agent, check_environment, check_spec
 from podracer.devices.memory import format_bytes, free_bytes
 from podracer.devices.mesh import DATA, Device, find_devices
 from podracer.drivers.driver import Driver, blueprint_for
-from podracer.drivers.progress import Orders, Progress, Request
+from podracer.drivers.progress import Orders, Progress, Request, to_progress
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
 from podracer.drivers.sebulba.config import (
     DeviceSplit,
@@ -104,8 +105,7 @@ class Sebulba(Driver):
             parts = (self.actor_programs, self.host, self.split, config, state)
             actors = make_actor_pool(*parts, supervisor=supervisor, stack=stack)
             program = self.compile().result()
-            parts = (self.split, actors, program, orders.request)
-            learner = Learner(*parts, self.host.spec, state.learner.shared)
+            learner = Learner(self.split, actors, program, orders.request, self._report)
             compile_seconds = time.perf_counter() - start
             actors.start()
             stack.pop_all()  # from now on each thread closes its own environments
@@ -132,6 +132,10 @@ class Sebulba(Driver):
                 compile_seconds, request = 0.0, Request.NONE.value
                 yield progress
                 learner.resume()
+
+    def _report(self, updates: int, values: Any) -> Progress:
+        """Return the report on updates, from their number at the end and their metrics."""
+        return to_progress(updates, values, self.host.spec, self.abstract_state.learner.shared)
 
 
 def check(

@@ -17,13 +17,7 @@ from podracer.agent import Blueprint
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import Arrival, note_program, on_one_device
 from podracer.devices.pieces import lower_in_pieces
-from podracer.drivers.progress import (
-    Progress,
-    Request,
-    abstract_request,
-    request_array,
-    to_progress,
-)
+from podracer.drivers.progress import Progress, Request, abstract_request, request_array
 from podracer.drivers.sebulba import trajectory
 from podracer.drivers.sebulba.actor import STAGES, Rollout
 from podracer.drivers.sebulba.actor_pool import ActorPool
@@ -34,7 +28,7 @@ from podracer.drivers.state import TrainState, abstract_leaves, place_leaves, wi
 from podracer.environment import log_first_faults
 from podracer.errors import EnvironmentFault
 from podracer.rollout import ActorState, zero_episode_stats
-from podracer.types import EnvironmentSpec, Metrics, PyTree
+from podracer.types import Metrics
 
 # Steps of each environment, none of them valid, after which a run ends: in reports in a row that
 # all have new faults; and in any reports, for an episode broken by a fault that never ends.
@@ -97,14 +91,11 @@ class Learner:
         actors: ActorPool,
         program: UpdateProgram,
         request: Callable[[], int],
-        spec: EnvironmentSpec,
-        shared: PyTree,
+        report: Callable[[int, Any], Progress],
     ) -> None:
-        """`shared` has the structure of the learner's shared state."""
-        shared = jax.tree.map(lambda _: 0, shared)
-        self._to_progress = partial(to_progress, spec=spec, shared=shared)
-        self._update = program
-        self._split, self._actors, self._request = split, actors, request
+        """`report(updates, values)`: Return the report on metrics, or raise an update's fault."""
+        self._split, self._actors, self._update = split, actors, program
+        self._request, self._report = request, report
         self._multi_host = jax.process_count() > 1
         self._no_request = request_array(split.mesh, Request.NONE)
         self._version = actors.first_update  # number of updates dispatched
@@ -160,12 +151,12 @@ class Learner:
         self._update = with_blueprint(self._update, blueprint, self._split.mesh)
 
     def _fetch_metrics(self) -> None:
-        """Wait for the oldest update. Raises its fault, see `to_progress`."""
+        """Wait for the oldest update. Raises its fault."""
         dispatched, arrival = self._pending.pop(0)
         values = arrival.values()
         self._idle += max(0.0, dispatched - self._ended)
         self._ended = arrival.time
-        self._agreed_request = self._to_progress(self._version - len(self._pending), values).request
+        self._agreed_request = self._report(self._version - len(self._pending), values).request
         self._fetched.append(values)
 
     def progress(self, updates: int) -> Progress:
@@ -177,7 +168,7 @@ class Learner:
         while self._pending:
             self._fetch_metrics()
         self._timer.start("report")
-        progress = self._to_progress(updates, _total(self._fetched))
+        progress = self._report(updates, _total(self._fetched))
         num_threads = self._split.threads
         faults = Counter[str]()
         for counts in self._faults.values():

@@ -169,7 +169,7 @@ def once():
         patch.setattr(driver_module, "make_actor_programs", make_programs)
         patch.setattr(learner_module, "make_update", updates)
         patch.setattr(learner_module, "on_mesh", visited("on_mesh", learner_module.on_mesh))
-        patch.setattr(learner_module, "to_progress", visited("fetch", learner_module.to_progress))
+        patch.setattr(driver_module, "to_progress", visited("fetch", driver_module.to_progress))
         pool = pool_module.ActorPool
         patch.setattr(pool, "publish", visited("publish", pool.publish))
         for module in (actor_module, pool_module):
