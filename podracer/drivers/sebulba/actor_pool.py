@@ -69,7 +69,6 @@ class ActorPool:
     def __init__(
         self,
         actors: list[Actor],
-        params: list[jax.Array],
         split: DeviceSplit,
         config: SebulbaConfig,
         supervisor: Supervisor,
@@ -77,7 +76,7 @@ class ActorPool:
         keep_actor_state: bool,
     ) -> None:
         self.first_update = first_update  # number of updates done when the run started
-        self._actors, self._params, self._split = actors, params, split
+        self._actors, self._split = actors, split
         self._config, self._supervisor = config, supervisor
         self._keep_actor_state = keep_actor_state
         self._latest_rollouts: list[Rollout] = []
@@ -91,9 +90,6 @@ class ActorPool:
             self._supervisor.register(actor.parameters)
             self._supervisor.register(actor.rollouts)
             self._supervisor.start(actor.context.name, actor.timer, actor.run, actor.close)
-        # One set for the first rollout, and one more for each update that it may lag behind.
-        for _ in range((self._config.policy_lag or 0) + 1):
-            self.publish(self._params, self.first_update)
 
     def publish(self, params: list[jax.Array], version: int) -> None:
         """Send parameters, on a device of this host, to every actor."""
@@ -178,9 +174,9 @@ def make_actor_pool(
     supervisor: Supervisor,
     stack: contextlib.ExitStack,
 ) -> ActorPool:
-    """Return the actors of this host, with `programs` compiled; `ActorPool.start` starts them.
+    """Return the actors of this host, with `programs` compiled and the first parameters sent.
 
-    `stack` closes the environments as long as no threads own them.
+    `ActorPool.start` starts them. `stack` closes the environments as long as no threads own them.
     """
     host, num_rows = jax.process_index(), config.num_envs // jax.process_count()
     keep_actor_state = bool(jax.tree.leaves(state.actor))  # in lock-step
@@ -217,7 +213,11 @@ def make_actor_pool(
     params = on_one_device(programs.copy_params(state.learner))
     for actor in {actor.context.device: actor for actor in actors}.values():
         actor.compile(params)
-    return ActorPool(actors, params, split, config, supervisor, first_update, keep_actor_state)
+    pool = ActorPool(actors, split, config, supervisor, first_update, keep_actor_state)
+    # One set for the first rollout, and one more for each update that it may lag behind.
+    for _ in range((config.policy_lag or 0) + 1):
+        pool.publish(params, first_update)
+    return pool
 
 
 def rollout_queues(
