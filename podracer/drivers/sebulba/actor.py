@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from podracer.environment import HostEnvironment, call_environment, features
 from podracer.rollout import ActorState, Purpose, purpose_key
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
 
+T = TypeVar("T")
 STAGES = ("environment", "inference", "transfer", "device", "parameters", "queue")
 
 
@@ -121,18 +122,13 @@ class Actor:
                 if t and self._config.refresh_params == "step":
                     parameters = self.parameters.get_newest() or parameters
                 versions[t] = parameters.version
-                update = noted_program(self.context.device)
-                self._buffer, device_action = infer(
-                    parameters.params, self._buffer, self._keys, *inputs
-                )
-                self._wait_for(update)
+                state = parameters.params, self._buffer, self._keys
+                self._buffer, device_action = self._call(infer, *state, *inputs)
                 action = self._intake.action(device_action)  # waits for the device
                 timer.start("environment")
                 inputs = self._take(self._env.step, action)
             timer.start("transfer")
-            update = noted_program(self.context.device)
-            self._start, shards = finish(self._buffer, self._start, *inputs)
-            self._wait_for(update)
+            self._start, shards = self._call(finish, self._buffer, self._start, *inputs)
             placed = zip(shards, self.context.learners, strict=True)
             shards = [jax.device_put(shard, device) for shard, device in placed]
             # The final timestep may lie in memory that the environments' next step overwrites.
@@ -170,13 +166,19 @@ class Actor:
         """Call the environments; return their timestep as the inputs of the programs."""
         return self._intake.take(call_environment(self.context.name, function, *args))
 
-    def _wait_for(self, update: jax.Array | None) -> None:
-        """Wait, in a stage of its own, for what the learner gave this device before."""
-        if update is not None:
+    def _call(self, program: Callable[..., T], *args: Any) -> T:
+        """Call a program; wait, in a stage of its own, for what the learner gave the device before.
+
+        The program itself may still run.
+        """
+        earlier_output = noted_program(self.context.device)
+        outputs = program(*args)
+        if earlier_output is not None:
             stage, _ = self.timer.current
             self.timer.start("device")
-            update.block_until_ready()
+            earlier_output.block_until_ready()
             self.timer.start(stage)
+        return outputs
 
     def _next_parameters(self, parameters: Parameters | None, rollout: int) -> Parameters:
         """Return the parameters of the next rollout; `parameters` are those of the previous one.
