@@ -60,7 +60,7 @@ class ActorContext:
     device: Device
     learners: list[Device]  # devices of this host
     indices: UInt32[np.ndarray, " b"]  # numbers of its environments within the run
-    first_rollout: int  # number of updates done when the run began or was resumed
+    first_update: int  # number of updates done when the run began or was resumed
     seed: int
     start: ActorState  # [b, ...], numpy; a timestep of None begins with a reset
 
@@ -88,7 +88,7 @@ class Actor:
         # Checkpoints hold states of environments in JAX alone. Copies of others may be expensive.
         is_stored = context.start.timestep is not None
         self._is_saved = features(env).snapshot is not None and (is_stored or not on_device)
-        step = context.first_rollout * config.rollout_length
+        step = context.first_update * config.rollout_length
         intake = partial(DeviceIntake, device=context.device) if on_device else HostIntake
         self._intake = intake(spec, len(context.indices), step)
         start = dataclasses.replace(context.start, env_state=())
@@ -109,7 +109,7 @@ class Actor:
         timer, infer, finish = self.timer, self._programs.infer, self._programs.finish
         name, length = self.context.name, self._config.rollout_length
         timer.start("environment")
-        rollout = self.context.first_rollout
+        rollout = self.context.first_update
         inputs = self._take(self._first_timestep)
         parameters: Parameters | None = None
         while True:
@@ -150,7 +150,7 @@ class Actor:
 
     def _first_timestep(self) -> TimeStep:
         context, start = self.context, self.context.start
-        steps = context.first_rollout * self._config.rollout_length
+        steps = context.first_update * self._config.rollout_length
         seeds = (context.seed, context.indices, steps)
         if start.timestep is None:
             return self._env.reset(*seeds)

@@ -202,7 +202,7 @@ def make_actor_pool(
             device=split.actors[thread // config.num_threads],
             learners=split.learners,
             indices=indices,
-            first_rollout=first_update,
+            first_update=first_update,
             seed=seed,
             start=jax.tree.map(lambda x, rows=own_rows: x[rows], start),
         )
