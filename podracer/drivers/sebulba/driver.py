@@ -131,7 +131,7 @@ class Sebulba(Driver):
                     progress = dataclasses.replace(progress, request=request, state=whole)
                 compile_seconds, request = 0.0, Request.NONE.value
                 yield progress
-                learner.resume()
+                learner.after_report()
 
     def _report(self, updates: int, values: Any) -> Progress:
         """Return the report on updates, from their number at the end and their metrics."""

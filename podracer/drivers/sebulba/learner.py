@@ -35,7 +35,7 @@ from podracer.types import Metrics
 EMPTY_STEPS, EMPTY_EPISODE = 10, 100_000
 
 UpdateProgram = partial[tuple[TrainState, list[jax.Array], Metrics]]
-"""Compiled update `(state, shards, request) -> (state, params, metrics)`, with its agent, see
+"""Compiled update `(state, shards, request) -> (state, params, metrics)`, with its blueprint, see
 `make_update`."""
 
 
@@ -78,8 +78,8 @@ def lower_update(
         lowered = lower_in_pieces(config.update_pieces, *parts, *arguments)
     else:
         lowered = update.lower(*arguments)
-    agent = place_leaves(blueprint, split.mesh)
-    return lambda: partial(check_program_memory(lowered.compile(), split.mesh), agent)
+    blueprint = place_leaves(blueprint, split.mesh)
+    return lambda: partial(check_program_memory(lowered.compile(), split.mesh), blueprint)
 
 
 class Learner:
@@ -209,7 +209,7 @@ class Learner:
                 f"{'; '.join(descriptions) or 'not known'}."
             )
 
-    def resume(self) -> None:
+    def after_report(self) -> None:
         """Continue after a report: the time until now counts as reporting.
 
         Requests of before are answered; a host that still has one repeats it.
