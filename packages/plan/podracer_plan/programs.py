@@ -18,7 +18,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.progress import abstract_request
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.learner import abstract_update
-from podracer.drivers.sebulba.trajectory import to_actor
+from podracer.drivers.sebulba.trajectory import flatten_params
 from podracer.drivers.state import TrainState, abstract_leaves, abstract_state, with_shardings
 from podracer.environment import HostEnvironments
 from podracer.envs.host.device import to_host_environments
@@ -115,10 +115,10 @@ def _sebulba(
     sebulba.check(blueprint, host_env, config, split)
     state = abstract_state(blueprint, None, split.mesh, config)
     update, arguments, of_actor = abstract_update(blueprint, split, config, state)
-    recorder, buffer, timestep = of_actor
+    functions, buffer, timestep = of_actor
     rollouts, buffer_bytes = _device_bytes(arguments[2]), _device_bytes(buffer)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), split.envs_per_thread))
-    params = jax.eval_shape(to_actor, recorder.params)
+    params = jax.eval_shape(flatten_params, functions.params)
     keys = jax.eval_shape(jax.random.key_data, keys)
     inputs = (params, buffer, keys, *timestep)
     learner = Program(
@@ -134,7 +134,7 @@ def _sebulba(
     actor = Program(
         "actor",
         len(split.actors),
-        jax.jit(recorder.infer, donate_argnums=1),
+        jax.jit(functions.infer, donate_argnums=1),
         with_shardings(inputs, make_mesh(split.actors[:1]), PartitionSpec()),
         split.envs_per_thread,
         1,

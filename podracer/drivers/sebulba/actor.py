@@ -35,7 +35,7 @@ STAGES = ("environment", "inference", "transfer", "device", "parameters", "queue
 class Parameters:
     """Actor parameters on an actor's device."""
 
-    params: list[jax.Array]  # see `trajectory.to_actor`
+    params: list[jax.Array]  # see `trajectory.flatten_params`
     version: int  # number of updates that produced them
 
 

@@ -28,8 +28,8 @@ from podracer.drivers.sebulba.layout import TimestepLayout
 from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.trajectory import (
+    ActorFunctions,
     ActorPrograms,
-    Recorder,
     make_actor_programs,
 )
 from podracer.drivers.state import TrainState, make_init
@@ -81,8 +81,8 @@ class Sebulba(Driver):
         """Programs of the actors, compiled by the first run."""
         params = jax.eval_shape(self.agent.actor_params, self.abstract_state.learner)
         length = self.config.rollout_length
-        recorder = Recorder(self.agent, self.split.envs_per_thread, length, params)
-        return make_actor_programs(recorder, len(self.split.learners), self.config.num_envs)
+        functions = ActorFunctions(self.agent, self.split.envs_per_thread, length, params)
+        return make_actor_programs(functions, len(self.split.learners), self.config.num_envs)
 
     def lower(self) -> Callable[[], UpdateProgram]:
         return lower_update(self.blueprint, self.split, self.config, self.abstract_state)

@@ -48,11 +48,11 @@ def abstract_update(
     """
     agent, num_envs = blueprint.build(), split.envs_per_thread
     params = jax.eval_shape(agent.actor_params, state.learner)
-    recorder = trajectory.Recorder(agent, num_envs, config.rollout_length, params)
+    functions = trajectory.ActorFunctions(agent, num_envs, config.rollout_length, params)
     first = ActorState((), None, agent.carry(num_envs), zero_episode_stats(num_envs))  # type: ignore[arg-type]
-    buffer, start = jax.eval_shape(partial(recorder.begin, first), 0)
-    inputs = recorder.layout.zeros(num_envs)
-    finish = partial(recorder.finish, len(split.learners))
+    buffer, start = jax.eval_shape(partial(functions.begin, first), 0)
+    inputs = functions.layout.zeros(num_envs)
+    finish = partial(functions.finish, len(split.learners))
     _, shards = jax.eval_shape(finish, buffer, start, *inputs)
     update = make_update(split.mesh, split.threads, config.updates_per_batch)
     state = dataclasses.replace(state, actor=())
@@ -62,7 +62,7 @@ def abstract_update(
         [on_mesh(split.mesh, shards[:1])] * split.threads,
         abstract_request(split.mesh),
     )
-    return update, arguments, (recorder, buffer, inputs)
+    return update, arguments, (functions, buffer, inputs)
 
 
 def lower_update(

@@ -41,7 +41,7 @@ from podracer.types import (
 class TrajectoryBuffer:
     """Rings of the newest R timesteps, the unfinished trajectory among them, and state of acting.
 
-    A step is at its number modulo R, see `Recorder.ring_size`.
+    A step is at its number modulo R, see `ActorFunctions.ring_size`.
     """
 
     large: list[Shaped[Array, "R b ..."]]
@@ -112,8 +112,8 @@ def complete(spec: EnvironmentSpec, shard: TrajectoryShard) -> Trajectory:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorder:
-    """The programs of an actor's device, for `num_envs` rows and trajectories of `length` steps."""
+class ActorFunctions:
+    """What an actor's device computes, for `num_envs` rows and trajectories of `length` steps."""
 
     agent: Agent
     num_envs: int
@@ -169,8 +169,8 @@ class Recorder:
     ) -> tuple[TrajectoryBuffer, PyTree]:
         """Choose actions for a packed timestep and write both into the buffer.
 
-        `params` are those of `to_actor`. `keys`, the bits of the rows' keys, are folded with the
-        step here.
+        `params` are those of `flatten_params`. `keys`, the bits of the rows' keys, are folded with
+        the step here.
         """
         timestep, sources, step = self.layout.unpack(large, columns)
         place = self._place(step[0])
@@ -182,7 +182,7 @@ class Recorder:
         stacks = self._stacks(rings, buffer.columns, place, sources)
         timestep = self.layout.with_stacks(timestep, timestep.first & timestep.last, stacks)
         keys = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(keys), step)
-        tree = from_actor(params, self.params)
+        tree = unflatten_params(params, self.params)
         action, extras, carry = self.agent.act(tree, buffer.carry, timestep, keys, True)
         words = [columns, *to_words(jax.tree.leaves((action, extras)))]
         row = jnp.concatenate([x.astype(jnp.uint32) for x in words], axis=1)
@@ -273,7 +273,7 @@ def push_frame(
     )
 
 
-def to_actor(params: Params) -> list[jax.Array]:
+def flatten_params(params: Params) -> list[jax.Array]:
     """Return parameters as actors take them: a list, as their tree takes long to compare.
 
     A GPU reads the outputs of convolution kernels `[H, W, I, O]` first: they are moved once here,
@@ -283,8 +283,8 @@ def to_actor(params: Params) -> list[jax.Array]:
     return [jnp.moveaxis(x, -1, 0) if _is_kernel(x) else x for x in leaves]
 
 
-def from_actor(leaves: list[jax.Array], shapes: Params) -> Params:
-    """Return the parameters of `to_actor`."""
+def unflatten_params(leaves: list[jax.Array], shapes: Params) -> Params:
+    """Return the parameters of `flatten_params`."""
     leaves = [jnp.moveaxis(x, 0, -1) if _is_kernel(x) else x for x in leaves]
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
@@ -304,15 +304,19 @@ class ActorPrograms:
     finish: Callable[..., tuple[RolloutStart, list[TrajectoryShard]]]  # donates the start
 
 
-def make_actor_programs(recorder: Recorder, num_learners: int, num_envs: int) -> ActorPrograms:
+def make_actor_programs(
+    functions: ActorFunctions, num_learners: int, num_envs: int
+) -> ActorPrograms:
     """Return the programs of actors in a run with `num_envs` environments."""
-    agent = recorder.agent
+    agent = functions.agent
     return ActorPrograms(
-        jax.jit(lambda learner: jax.tree.map(jnp.copy, to_actor(agent.actor_params(learner)))),
-        jax.jit(recorder.begin),
+        jax.jit(
+            lambda learner: jax.tree.map(jnp.copy, flatten_params(agent.actor_params(learner)))
+        ),
+        jax.jit(functions.begin),
         jax.jit(partial(agent.carry, num_envs)),
-        jax.jit(recorder.infer, donate_argnums=1),
-        jax.jit(partial(recorder.finish, num_learners), donate_argnums=1),
+        jax.jit(functions.infer, donate_argnums=1),
+        jax.jit(partial(functions.finish, num_learners), donate_argnums=1),
     )
 
 

@@ -20,8 +20,8 @@ from podracer.drivers.sebulba.trajectory import (
     ROW_AXES,
     TrajectoryShard,
     complete,
+    flatten_params,
     map_over_rows,
-    to_actor,
 )
 from podracer.drivers.state import TRAIN_SPEC, TrainState, learn_key
 from podracer.types import LearnerState, Metrics, PyTree
@@ -32,9 +32,9 @@ _ROW_SPECS = jax.tree.map(lambda axis: PartitionSpec(*[None] * axis, DATA), ROW_
 def update_of_mesh(mesh: Mesh, num_threads: int, updates_per_batch: int) -> tuple[Any, ...]:
     """Return the update of a shard, the mesh, and its specifications, see `shard_in_order`.
 
-    It is `(agent, state, shards, request) -> (state, params, metrics)`. `shards` has one item for
-    each actor thread of a host, see `on_mesh`. The state is to be donated. The actors' parameters
-    are an output of their own, so that they can be sent during the next update.
+    It is `(blueprint, state, shards, request) -> (state, params, metrics)`. `shards` has one item
+    for each actor thread of a host, see `on_mesh`. The state is to be donated. The actors'
+    parameters are an output of their own, so that they can be sent during the next update.
     """
     axis = DATA if mesh.size > 1 else None
     in_specs = (REPLICATED, TRAIN_SPEC, [_ROW_SPECS] * num_threads, SHARDED)
@@ -74,7 +74,7 @@ def update_of_learner(
         state, series = _update_in_parts(learn, num_parts, state, batch)
         metrics = jax.tree.map(partial(jnp.sum, axis=0), series)
     metrics = reduce_metrics(batch.episodes, state.fault, metrics, num_parts, request[0, 0], axis)
-    return state, to_actor(agent.actor_params(state.learner)), metrics
+    return state, flatten_params(agent.actor_params(state.learner)), metrics
 
 
 def _update_in_parts(

@@ -26,7 +26,7 @@ from podracer.drivers.sebulba.actor import STAGES
 from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import environment_indices
 from podracer.drivers.sebulba.supervisor import Supervisor
-from podracer.drivers.sebulba.trajectory import Recorder
+from podracer.drivers.sebulba.trajectory import ActorFunctions
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError, EnvironmentFault, NonFiniteError
@@ -295,12 +295,12 @@ def test_images_stay_bytes_until_they_are_in_the_network():
     spec = EnvironmentSpec("pictures", ArraySpec((84, 84, 4), np.uint8), Discrete(6))
     agent = Impala(network=TorsoNetwork(MLP((4,)))).build(spec)
     params = jax.eval_shape(lambda: agent.actor_params(agent.init(jax.random.key(0), 2)))
-    recorder = Recorder(agent, 2, 5, params)
+    functions = ActorFunctions(agent, 2, 5, params)
     first = ActorState((), None, (), zero_episode_stats(2))
-    buffer, start = jax.eval_shape(lambda: recorder.begin(first, 0))
+    buffer, start = jax.eval_shape(lambda: functions.begin(first, 0))
     assert [x.dtype for x in buffer.large] == [np.uint8]
-    inputs = recorder.layout.zeros(2)
-    _, shards = jax.eval_shape(partial(recorder.finish, 1), buffer, start, *inputs)
+    inputs = functions.layout.zeros(2)
+    _, shards = jax.eval_shape(partial(functions.finish, 1), buffer, start, *inputs)
     assert shards[0].trajectory.steps.timestep.observation.dtype == np.uint8
 
 
