@@ -65,6 +65,10 @@ class LevelReplay(podracer.Callback):
         self.share = float(share)
         self.counts, self.recent, self.played = np.zeros((3, LEVELS, 2))
 
+    def check(self, run: Any) -> None:
+        if run.experiment.pods:  # `run.change` would say so after the first compilation
+            raise podracer.ConfigError("level_replay draws the levels of one run: train each seed.")
+
     def saved(self) -> dict[str, Any]:
         return {"level_replay": [x.tolist() for x in (self.counts, self.recent, self.played)]}
 

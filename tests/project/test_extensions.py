@@ -1,5 +1,6 @@
 """What `examples/extensions` builds from public names alone: checked, trained, and held to that."""
 
+import dataclasses
 import importlib
 import importlib.util
 import math
@@ -14,6 +15,7 @@ import pytest
 import podracer
 from podracer.cli.main import main
 from podracer.io.checkpoint import stored_fingerprint
+from podracer.run.sweep import make_pods
 
 ROOT = Path(__file__).parents[2]
 EXTENSIONS = ROOT / "examples" / "extensions"
@@ -85,6 +87,16 @@ def test_a_curriculum_moves_to_levels_that_fail_and_a_resumed_run_goes_on_with_i
     weights = [parts["weights"] for parts in seen.values()]
     assert [sum(x) for x in weights] == pytest.approx([1] * len(weights))
     assert any(x[0] < x[-1] for x in weights)  # the shortest level is learned first
+
+
+def test_level_replay_refuses_a_sweep_before_anything_is_compiled(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "examples" / "level_replay")
+    module = importlib.import_module("level_replay")
+    mazes = dataclasses.replace(module.maze_random(), environment=module.Mazes())
+    sweep = dataclasses.replace(mazes, pods=make_pods({}, seeds=(0, 1)))
+    monkeypatch.setattr("podracer.run.loop.Run.execute", lambda *_: pytest.fail("it begins"))
+    with pytest.raises(podracer.ConfigError, match="levels of one run"):
+        podracer.train(sweep, run_dir=tmp_path / "run", callbacks=[module.LevelReplay("0.1")])
 
 
 @pytest.mark.slow
