@@ -282,4 +282,4 @@ def test_resumed_equals_uninterrupted(tmp_path):
         devices=1,
     )
     _, whole = resumed_and_whole(experiment, tmp_path, frames=experiment.frames // 2)
-    assert podracer.load(whole)[1].shared.num_rollouts == 1
+    assert podracer.load(whole, recipe=experiment)[1].shared.num_rollouts == 1
