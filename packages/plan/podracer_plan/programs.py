@@ -17,8 +17,9 @@ from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.progress import abstract_request
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.drivers.sebulba.learner import abstract_update
-from podracer.drivers.sebulba.trajectory import flatten_params
+from podracer.drivers.sebulba.learner import abstract_arguments
+from podracer.drivers.sebulba.trajectory import ActorFunctions, flatten_params
+from podracer.drivers.sebulba.update import make_update
 from podracer.drivers.state import TrainState, abstract_leaves, abstract_state, with_shardings
 from podracer.environment import HostEnvironments
 from podracer.envs.host.device import to_host_environments
@@ -114,17 +115,19 @@ def _sebulba(
         split = dataclasses.replace(split, mesh=mesh)
     sebulba.check(blueprint, host_env, config, split)
     state = abstract_state(blueprint, None, split.mesh, config)
-    update, arguments, of_actor = abstract_update(blueprint, split, config, state)
-    functions, buffer, timestep = of_actor
+    rows, length = split.envs_per_thread, config.rollout_length
+    functions = ActorFunctions(blueprint.build(), rows, length, state.learner)
+    arguments = abstract_arguments(blueprint, split, functions, state)
+    buffer, _ = functions.begin_shapes
     rollouts, buffer_bytes = _device_bytes(arguments[2]), _device_bytes(buffer)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), split.envs_per_thread))
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
     params = jax.eval_shape(flatten_params, functions.params)
     keys = jax.eval_shape(jax.random.key_data, keys)
-    inputs = (params, buffer, keys, *timestep)
+    inputs = (params, buffer, keys, *functions.layout.zeros(rows))
     learner = Program(
         "learner",
         len(split.learners),
-        update,
+        make_update(split.mesh, split.threads, config.updates_per_batch),
         arguments,
         config.steps_per_update // split.mesh.size,
         1,

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-import jax
-
 from podracer.agent import Blueprint, Settings, check_policy
 from podracer.checks import check_agent, check_environment, check_spec
 from podracer.devices.memory import format_bytes, free_bytes
@@ -79,9 +77,8 @@ class Sebulba(Driver):
     @functools.cached_property
     def actor_programs(self) -> ActorPrograms:
         """Programs of the actors, compiled by the first run."""
-        params = jax.eval_shape(self.agent.actor_params, self.abstract_state.learner)
-        length = self.config.rollout_length
-        functions = ActorFunctions(self.agent, self.split.envs_per_thread, length, params)
+        rows, length = self.split.envs_per_thread, self.config.rollout_length
+        functions = ActorFunctions(self.agent, rows, length, self.abstract_state.learner)
         return make_actor_programs(functions, len(self.split.learners), self.config.num_envs)
 
     def lower(self) -> Callable[[], UpdateProgram]:

@@ -18,16 +18,15 @@ from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import Arrival, note_program, on_one_device
 from podracer.devices.pieces import lower_in_pieces
 from podracer.drivers.progress import Progress, Request, abstract_request, request_array
-from podracer.drivers.sebulba import trajectory
 from podracer.drivers.sebulba.actor import STAGES, Rollout
 from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.supervisor import StageTimer
+from podracer.drivers.sebulba.trajectory import ActorFunctions
 from podracer.drivers.sebulba.update import make_update, on_mesh, update_of_mesh
 from podracer.drivers.state import TrainState, abstract_leaves, place_leaves, with_blueprint
 from podracer.environment import log_first_faults
 from podracer.errors import EnvironmentFault
-from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import Metrics
 
 # Steps of each environment, none of them valid, after which a run ends: in reports in a row that
@@ -39,30 +38,19 @@ UpdateProgram = partial[tuple[TrainState, list[jax.Array], Metrics]]
 `make_update`."""
 
 
-def abstract_update(
-    blueprint: Blueprint, split: DeviceSplit, config: SebulbaConfig, state: TrainState
-) -> tuple[jax.stages.Wrapped, tuple[Any, ...], tuple[Any, ...]]:
-    """Return the jitted update, its arguments or their shapes, and what an actor thread has.
-
-    An actor thread has its programs, its buffer and a packed timestep.
-    """
-    agent, num_envs = blueprint.build(), split.envs_per_thread
-    params = jax.eval_shape(agent.actor_params, state.learner)
-    functions = trajectory.ActorFunctions(agent, num_envs, config.rollout_length, params)
-    first = ActorState((), None, agent.carry(num_envs), zero_episode_stats(num_envs))  # type: ignore[arg-type]
-    buffer, start = jax.eval_shape(partial(functions.begin, first), 0)
-    inputs = functions.layout.zeros(num_envs)
+def abstract_arguments(
+    blueprint: Blueprint, split: DeviceSplit, functions: ActorFunctions, state: TrainState
+) -> tuple[Any, ...]:
+    """Return the arguments of the update of a state or its shapes; the others are shapes."""
     finish = partial(functions.finish, len(split.learners))
-    _, shards = jax.eval_shape(finish, buffer, start, *inputs)
-    update = make_update(split.mesh, split.threads, config.updates_per_batch)
-    state = dataclasses.replace(state, actor=())
-    arguments = (
+    inputs = functions.layout.zeros(functions.num_envs)
+    _, shards = jax.eval_shape(finish, *functions.begin_shapes, *inputs)
+    return (
         abstract_leaves(blueprint, split.mesh),
-        state,
+        dataclasses.replace(state, actor=()),
         [on_mesh(split.mesh, shards[:1])] * split.threads,
         abstract_request(split.mesh),
     )
-    return update, arguments, (functions, buffer, inputs)
 
 
 def lower_update(
@@ -72,12 +60,14 @@ def lower_update(
 
     The returned function raises `ConfigError` if the program's memory exceeds that of the mesh.
     """
-    update, arguments, _ = abstract_update(blueprint, split, config, state)
+    rows, length = split.envs_per_thread, config.rollout_length
+    functions = ActorFunctions(blueprint.build(), rows, length, state.learner)
+    arguments = abstract_arguments(blueprint, split, functions, state)
+    parts = (split.mesh, split.threads, config.updates_per_batch)
     if config.update_pieces:
-        parts = update_of_mesh(split.mesh, split.threads, config.updates_per_batch)
-        lowered = lower_in_pieces(config.update_pieces, *parts, *arguments)
+        lowered = lower_in_pieces(config.update_pieces, *update_of_mesh(*parts), *arguments)
     else:
-        lowered = update.lower(*arguments)
+        lowered = make_update(*parts).lower(*arguments)
     blueprint = place_leaves(blueprint, split.mesh)
     return lambda: partial(check_program_memory(lowered.compile(), split.mesh), blueprint)
 

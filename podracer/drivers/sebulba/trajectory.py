@@ -25,7 +25,7 @@ from podracer.drivers.sebulba.layout import TimestepLayout, from_words, to_words
 from podracer.drivers.state import reset_episode_totals
 from podracer.fields import struct
 from podracer.frames import CONTINUED, stack_frames
-from podracer.rollout import ActorState, EpisodeStats, count_episodes
+from podracer.rollout import ActorState, EpisodeStats, count_episodes, zero_episode_stats
 from podracer.types import (
     Carry,
     EnvironmentSpec,
@@ -118,7 +118,12 @@ class ActorFunctions:
     agent: Agent
     num_envs: int
     length: int
-    params: Params  # shapes of the actor's parameters
+    learner: LearnerState  # its shapes
+
+    @functools.cached_property
+    def params(self) -> Params:
+        """Shapes of the actor's parameters."""
+        return jax.eval_shape(self.agent.actor_params, self.learner)
 
     @functools.cached_property
     def layout(self) -> TimestepLayout:
@@ -138,6 +143,13 @@ class ActorFunctions:
         stacks, _, _ = self.layout.split(self.agent.spec.observation)
         steps = max([self.length, *(stack.shape[-1] for stack in stacks)])
         return -(-steps // self.length) * self.length
+
+    @functools.cached_property
+    def begin_shapes(self) -> tuple[TrajectoryBuffer, RolloutStart]:
+        """Shapes of what `begin` returns."""
+        carry, episodes = self.agent.carry(self.num_envs), zero_episode_stats(self.num_envs)
+        first = ActorState((), None, carry, episodes)  # type: ignore[arg-type]
+        return jax.eval_shape(partial(self.begin, first), 0)
 
     def begin(self, start: ActorState, step: ArrayLike) -> tuple[TrajectoryBuffer, RolloutStart]:
         """Return an empty buffer and the start of a rollout, whose first step has this number.

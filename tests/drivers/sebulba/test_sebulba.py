@@ -35,7 +35,6 @@ from podracer.fields import struct
 from podracer.io.checkpoint import fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.recipes import RECIPES
-from podracer.rollout import ActorState, zero_episode_stats
 from podracer.run.training import train
 from podracer.testing.parity import check_equal, check_parity, optimized
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, LearnerState
@@ -294,10 +293,9 @@ def test_an_update_that_would_not_fit_does_not_run(monkeypatch):
 def test_images_stay_bytes_until_they_are_in_the_network():
     spec = EnvironmentSpec("pictures", ArraySpec((84, 84, 4), np.uint8), Discrete(6))
     agent = Impala(network=TorsoNetwork(MLP((4,)))).build(spec)
-    params = jax.eval_shape(lambda: agent.actor_params(agent.init(jax.random.key(0), 2)))
-    functions = ActorFunctions(agent, 2, 5, params)
-    first = ActorState((), None, (), zero_episode_stats(2))
-    buffer, start = jax.eval_shape(lambda: functions.begin(first, 0))
+    learner = jax.eval_shape(lambda: agent.init(jax.random.key(0), 2))
+    functions = ActorFunctions(agent, 2, 5, learner)
+    buffer, start = functions.begin_shapes
     assert [x.dtype for x in buffer.large] == [np.uint8]
     inputs = functions.layout.zeros(2)
     _, shards = jax.eval_shape(partial(functions.finish, 1), buffer, start, *inputs)
