@@ -24,7 +24,7 @@ BUDGETS = {
     "cli": 2340,
     "config": 580,
     "devices": 1880,
-    "drivers": 4150,
+    "drivers": 4140,
     "envs": 3500,
     "io": 2950,
     "networks": 1510,
