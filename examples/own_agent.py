@@ -15,7 +15,7 @@ import optax
 
 import podracer
 from podracer import MLP, Discrete, Head, LearnerState, TimeStep, TorsoNetwork, Trajectory
-from podracer.devices.reductions import Mean
+from podracer.devices.reductions import MaskedMean
 from podracer.ops.returns import lambda_returns
 
 
@@ -56,7 +56,7 @@ class Reinforce:
             action = sample if explore else jnp.argmax(logits, axis=-1)
             return action.astype(jnp.int32), (), ()
 
-        def loss(params: Any, trajectory: Trajectory) -> tuple[Mean, Any]:
+        def loss(params: Any, trajectory: Trajectory) -> tuple[MaskedMean, Any]:
             timesteps, valid = trajectory.timesteps(), trajectory.valid()
             next_timesteps = trajectory.next_timesteps()
             outputs, _ = network.apply(params, (), timesteps.observation, timesteps.first)
@@ -76,7 +76,7 @@ class Reinforce:
 
         def learn(
             state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-        ) -> tuple[LearnerState, dict[str, Mean]]:
+        ) -> tuple[LearnerState, dict[str, MaskedMean]]:
             params, optimizer_state = state.shared.params, state.shared.optimizer
             grads, metrics = podracer.global_grad(loss, params, trajectory, axis=axis)
             updates, optimizer_state = optimizer.update(grads, optimizer_state)

@@ -21,7 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 
 from podracer import schedules
-from podracer.devices.reductions import Mean, global_grad
+from podracer.devices.reductions import MaskedMean, global_grad
 from podracer.errors import ConfigError
 from podracer.fields import static, struct
 from podracer.ops.distributions import ActionDistribution, SquashedNormal
@@ -93,7 +93,7 @@ class Agent(NotPickled):
     `explore=False` asks for the agent's best action."""
     learn: Learn | Fused
     """`(state, trajectory, key, axis)`: Update the state from one shard's trajectory; also return
-    metrics, each of them an array or a `Mean`, of shape [] or [n].
+    metrics, each of them an array or a `MaskedMean`, of shape [] or [n].
 
     The update is applied if the shared state and the metrics `loss`, `*_loss` and `*gradient_norm`
     are finite, else the run ends; other metrics are diagnostics. `axis` is the name of the mesh
@@ -139,7 +139,7 @@ class Fused:
     second forward pass.
     """
 
-    loss: Callable[[Params, LearnerState, Trajectory, bool], tuple[jax.Array | Mean, Metrics]]
+    loss: Callable[[Params, LearnerState, Trajectory, bool], tuple[jax.Array | MaskedMean, Metrics]]
     """`(params, state, trajectory, reuse)`: Return the mean loss over one shard, differentiable in
     `params`, and metrics.
 
@@ -169,7 +169,7 @@ class Fused:
         The gradient goes through the rollout. `params` are the field of the shared state.
         """
 
-        def loss(params: Params) -> tuple[jax.Array | Mean, Any]:
+        def loss(params: Params) -> tuple[jax.Array | MaskedMean, Any]:
             trajectory, auxiliary = rollout(params)
             value, metrics = self.loss(params, state, trajectory, reuse)
             return value, (metrics, trajectory, auxiliary)

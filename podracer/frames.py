@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Shaped, UInt8
 
-from podracer.devices.kernels import is_for
+from podracer.devices.fused import is_for
 from podracer.types import ArraySpec, PyTree
 
 # Source of the older frames of a stack: the previous stack, copies of its newest frame, or zeros.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32, Key, UInt32
 
 from podracer.agent import Agent
-from podracer.devices.kernels import scan
+from podracer.devices.fused import scan
 from podracer.environment import Environment
 from podracer.fields import struct, unchecked
 from podracer.ops.sums import compensated_sum

@@ -32,7 +32,7 @@ PyTree = Any
 Params = PyTree
 Carry = PyTree
 EnvState = PyTree
-Metrics = Mapping[str, Any]  # values are arrays [] or [n], or `reductions.Mean`s
+Metrics = Mapping[str, Any]  # values are arrays [] or [n], or `reductions.MaskedMean`s
 
 
 @struct

@@ -17,7 +17,7 @@ import optax
 
 import podracer
 from podracer import LearnerState, TimeStep, Trajectory
-from podracer.devices.reductions import Mean
+from podracer.devices.reductions import MaskedMean
 from podracer.ops.distributions import Categorical
 from podracer.ops.returns import lambda_returns
 from podracer.replay import Replay
@@ -107,7 +107,7 @@ class Dreamer:
             action = policy.sample(keys) if explore else policy.mode()
             return action, (), {"memory": memory, "action": jax.nn.one_hot(action, num_actions)}
 
-        def model_loss(params: Any, trajectory: Trajectory) -> tuple[Mean, jax.Array]:
+        def model_loss(params: Any, trajectory: Trajectory) -> tuple[MaskedMean, jax.Array]:
             """Return the error of predictions, and the memories `[T, N, H]` of a sequence."""
             world, following = eqx.combine(params, structure), trajectory.timesteps()
             actions = jax.nn.one_hot(trajectory.steps.action, num_actions)

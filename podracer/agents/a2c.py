@@ -16,7 +16,7 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Fused
 from podracer.agents.common import actor_critic
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.settings import ActorCriticSettings, build_optimizer
-from podracer.devices.reductions import Mean
+from podracer.devices.reductions import MaskedMean
 from podracer.fields import bounded, struct
 from podracer.ops import returns
 from podracer.schedules import Schedule
@@ -41,7 +41,7 @@ class A2C(ActorCriticSettings):
 
         def loss(
             params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
-        ) -> tuple[Mean, Metrics]:
+        ) -> tuple[MaskedMean, Metrics]:
             """Return the actor-critic loss with generalized advantages, see `Fused.loss`."""
             policy, values = model.unroll(params, trajectory, reuse)
             baseline = jax.lax.stop_gradient(values)

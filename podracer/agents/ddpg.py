@@ -35,7 +35,7 @@ from podracer.agents.continuous.learning import (
     Transition,
 )
 from podracer.agents.continuous.models import ContinuousNetworks
-from podracer.devices.reductions import Mean, global_grad, mean_of
+from podracer.devices.reductions import MaskedMean, global_grad, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.ops.distributions import to_bounds
 from podracer.types import Carry, EnvironmentSpec, LearnerState, Metrics, Params, PyTree, TimeStep
@@ -125,7 +125,7 @@ class Method:
 
     def critic_loss(
         self, critics: tuple[Params, ...], state: DDPGState, transition: Transition, key: jax.Array
-    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
+    ) -> tuple[MaskedMean, tuple[Metrics, jax.Array]]:
         """Regress to Q(s, a) = r + gamma min Q'(s', μ'(s') + clipped noise)."""
         next_obs, settings = transition.next_timestep.observation, self.settings
         # Target policy smoothing (TD3, section 5.3).
@@ -138,7 +138,7 @@ class Method:
 
     def actor_loss(
         self, actor: Params, state: DDPGState, transition: Transition, axis: str | None = None
-    ) -> tuple[Mean, Metrics]:
+    ) -> tuple[MaskedMean, Metrics]:
         """Maximize Q(s, μ(s)) of the first critic."""
         obs, mask = transition.timestep.observation, transition.mask
         action = self.policy(actor, obs)

@@ -29,7 +29,7 @@ from podracer.agents.common import off_policy, value_based
 from podracer.agents.common.off_policy import TargetNetworkOptimizer
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.settings import QLearningSettings, build_optimizer
-from podracer.devices.reductions import Mean, mean_of
+from podracer.devices.reductions import MaskedMean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops import action_values
@@ -143,7 +143,7 @@ class Method:
 
     def loss(
         self, params: Params, target_params: Params, sample: Sample, key: jax.Array
-    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
+    ) -> tuple[MaskedMean, tuple[Metrics, jax.Array]]:
         """Return the mean loss of TD errors from G + γ Q'(s', a'), metrics and priorities `[N]`."""
         settings, value = self.settings, self.settings.value
         transition = off_policy.n_step_transition(sample, settings.discount)

@@ -17,7 +17,7 @@ from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.optimizers import CountedState
 from podracer.agents.common.settings import VtraceSettings, build_optimizer
-from podracer.devices.reductions import Mean, global_grad, mean_of
+from podracer.devices.reductions import MaskedMean, global_grad, mean_of
 from podracer.fields import struct
 from podracer.ops import returns
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
@@ -39,7 +39,7 @@ class Impala(VtraceSettings):
             """Update once from the rollout, which older parameters may have acted in."""
             learner: CountedState = state.shared
 
-            def loss(params: Params) -> tuple[Mean, Metrics]:
+            def loss(params: Params) -> tuple[MaskedMean, Metrics]:
                 return self.loss(model, params, trajectory, learner.frames)
 
             grads, metrics = global_grad(loss, learner.params, axis=axis)
@@ -59,7 +59,7 @@ class Impala(VtraceSettings):
 
     def loss(
         self, model: ActorCritic, params: Params, trajectory: Trajectory, frames: jax.Array
-    ) -> tuple[Mean, Metrics]:
+    ) -> tuple[MaskedMean, Metrics]:
         """Return V-trace's actor-critic loss, and metrics.
 
         `frames` (uint32 scalar) is the frame counter that schedules are evaluated at.

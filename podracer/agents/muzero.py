@@ -33,7 +33,7 @@ from podracer.agents.planning import gumbel
 from podracer.agents.planning.actions import search_actions
 from podracer.agents.planning.gumbel import PlanningSettings
 from podracer.agents.planning.model import Model, ModelParams, build_model, scale_gradient
-from podracer.devices.reductions import Mean, mean_of
+from podracer.devices.reductions import MaskedMean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops import returns
@@ -159,7 +159,7 @@ class _MuZero:
 
     def loss(
         self, params: ModelParams, target_params: ModelParams, sample: Sample, key: jax.Array
-    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
+    ) -> tuple[MaskedMean, tuple[Metrics, jax.Array]]:
         """Unroll the model for K steps along each sampled sequence, and sum its losses.
 
         At the root and after each step the prediction network learns the search's policy and an
@@ -209,7 +209,7 @@ class _MuZero:
             losses += step_loss / K
             state = scale_gradient(state, 0.5)  # appendix G: the dynamics are used K times
 
-        loss = Mean(jnp.mean(sample.weights * losses), jnp.mean(valid[0], dtype=jnp.float32))
+        loss = MaskedMean(jnp.mean(sample.weights * losses), jnp.mean(valid[0], dtype=jnp.float32))
         root_value = model.to_scalar(root_value_logits)
         priorities = jax.lax.stop_gradient(valid[0] * jnp.abs(root_value - value_targets[0]))
         return loss, ({"loss": loss, "value": mean_of(root_value, valid[0])}, priorities)

@@ -20,7 +20,7 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, epochs, normalization, optimizers
 from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.settings import ActorCriticSettings, EpochSettings, build_optimizer
-from podracer.devices.reductions import Mean, Moments, init_moments, moments_of
+from podracer.devices.reductions import MaskedMean, Moments, init_moments, moments_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops import distributions, returns
@@ -243,7 +243,7 @@ class _PPO:
         batch: Batch,
         advantage_mean: jax.Array,
         advantage_variance: jax.Array,
-    ) -> tuple[Mean, Metrics]:
+    ) -> tuple[MaskedMean, Metrics]:
         """Return the loss, the negative objective of equation 9."""
         settings, epsilon = self.settings, self.settings.clip_epsilon
         carry = jax.tree.map(lambda x: x[0], batch.carry)
@@ -274,7 +274,8 @@ class _PPO:
             "clip_fraction": jnp.mean(batch.valid * (jnp.abs(ratio - 1.0) > epsilon)),
         }
         share = jnp.mean(batch.valid)
-        return Mean(loss, share), {name: Mean(part, share) for name, part in parts.items()}
+        metrics = {name: MaskedMean(part, share) for name, part in parts.items()}
+        return MaskedMean(loss, share), metrics
 
 
 def kl_estimate(log_ratio: jax.Array) -> jax.Array:

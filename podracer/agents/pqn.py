@@ -24,7 +24,7 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import epochs, optimizers, value_based
 from podracer.agents.common.settings import ClippedSettings, EpochSettings, build_optimizer
 from podracer.agents.common.value_based import ActorParams
-from podracer.devices.reductions import Mean, mean_of
+from podracer.devices.reductions import MaskedMean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops import returns
@@ -136,7 +136,7 @@ class _PQN:
             carry=jax.tree.map(lambda x: x[None], trajectory.carry),
         )
 
-    def loss(self, params: Params, batch: Batch) -> tuple[Mean, Metrics]:
+    def loss(self, params: Params, batch: Batch) -> tuple[MaskedMean, Metrics]:
         """Return half the mean squared error to the targets."""
         carry = jax.tree.map(lambda x: x[0], batch.carry)
         values, _ = self.action_values(params, carry, batch.observation, batch.first)

@@ -14,7 +14,7 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Fused
 from podracer.agents.common import value_based
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
 from podracer.agents.common.settings import LearnerSettings
-from podracer.devices.reductions import Mean, mean_of
+from podracer.devices.reductions import MaskedMean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Head, NetworkBuilder, TorsoNetwork
 from podracer.ops import returns
@@ -69,7 +69,7 @@ class QLambda(LearnerSettings):
 
         def loss(
             params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
-        ) -> tuple[Mean, Metrics]:
+        ) -> tuple[MaskedMean, Metrics]:
             """Return the mean squared error to the λ-returns, see `Fused.loss`."""
             if reuse:
                 final = jax.tree.map(lambda x: x[None], trajectory.final)

@@ -23,7 +23,7 @@ from podracer.agents.common import off_policy, recurrent, value_based
 from podracer.agents.common.off_policy import TargetNetworkOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.settings import QLearningSettings, build_optimizer
-from podracer.devices.reductions import Mean, mean_of
+from podracer.devices.reductions import MaskedMean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops import returns
@@ -149,7 +149,7 @@ class _R2D2:
 
     def loss(
         self, params: Params, target_params: Params, sample: Sample, key: jax.Array
-    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
+    ) -> tuple[MaskedMean, tuple[Metrics, jax.Array]]:
         """Return the sum over a sequence of the halved squared errors, a mean over sequences.
 
         It is the loss of sequences without the timesteps that are not valid.
@@ -173,7 +173,8 @@ class _R2D2:
         predictions = value_based.at_action(q[: settings.unroll_length], action)
         mask = valid[learned].astype(jnp.float32)
         td_error = mask * (jax.lax.stop_gradient(targets) - predictions)
-        loss = Mean(jnp.mean(sample.weights * jnp.sum(0.5 * td_error**2, axis=0)), jnp.mean(mask))
+        losses = jnp.sum(0.5 * td_error**2, axis=0)
+        loss = MaskedMean(jnp.mean(sample.weights * losses), jnp.mean(mask))
 
         size = jax.lax.stop_gradient(jnp.abs(td_error))
         priorities = recurrent.sequence_priorities(size, mask, settings.priority_eta)

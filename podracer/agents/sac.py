@@ -31,7 +31,7 @@ from podracer.agents.continuous.learning import (
     Transition,
 )
 from podracer.agents.continuous.models import ContinuousNetworks
-from podracer.devices.reductions import Mean, global_grad, mean_of
+from podracer.devices.reductions import MaskedMean, global_grad, mean_of
 from podracer.fields import bounded, struct
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds
 from podracer.types import Carry, EnvironmentSpec, LearnerState, Metrics, Params, PyTree, TimeStep
@@ -121,7 +121,7 @@ class Method:
         state: ActorCriticState,
         transition: Transition,
         key: jax.Array,
-    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
+    ) -> tuple[MaskedMean, tuple[Metrics, jax.Array]]:
         """Regress to r + gamma (min Q'(s', a') - alpha log π(a'|s')), equations 3 and 5."""
         actor, networks = state.params.actor, self.networks
         keys = jax.random.split(key, transition.mask.shape)
@@ -137,7 +137,7 @@ class Method:
         state: ActorCriticState,
         transition: Transition,
         key: jax.Array,
-    ) -> tuple[Mean, Metrics]:
+    ) -> tuple[MaskedMean, Metrics]:
         """Sum the losses of policy and temperature, see `loss_of_policy`."""
         policy = self.policy(actor, transition.timestep.observation)
         return self.loss_of_policy(policy, actor, state, transition, key)
@@ -149,7 +149,7 @@ class Method:
         state: ActorCriticState,
         transition: Transition,
         key: jax.Array,
-    ) -> tuple[Mean, Metrics]:
+    ) -> tuple[MaskedMean, Metrics]:
         """Sum the losses of a batch's policy and of the temperature, equations 9 and 18."""
         obs, mask = transition.timestep.observation, transition.mask
         keys = jax.random.split(key, mask.shape)
@@ -163,8 +163,8 @@ class Method:
         excess_entropy = jax.lax.stop_gradient(-log_prob) - target_entropy
         temperature_loss = actor.log_temperature * jnp.mean(mask * excess_entropy)
         policy_loss = jnp.mean(mask * losses)
-        metrics["actor_loss"] = Mean(policy_loss, share)
-        return Mean(policy_loss + temperature_loss, share), metrics
+        metrics["actor_loss"] = MaskedMean(policy_loss, share)
+        return MaskedMean(policy_loss + temperature_loss, share), metrics
 
     def policy(self, actor: Actor, observation: PyTree) -> SquashedNormal:
         """Return the distribution of actions."""

@@ -23,7 +23,7 @@ from podracer.agents.common import actor_critic, meta
 from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
 from podracer.agents.common.settings import VtraceSettings
-from podracer.devices.reductions import Mean, global_mean, mean_of
+from podracer.devices.reductions import MaskedMean, global_mean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.ops import distributions, returns
 from podracer.ops.distributions import ActionDistribution
@@ -127,7 +127,7 @@ class _Stacx:
         divergence = mean_of(old_policy.divergence(policy), trajectory.valid()[:, None])
         outer_loss = losses.total[0] + self.settings.kl_cost * divergence.total
         outer_metrics = {
-            "outer_loss": Mean(outer_loss, divergence.share),
+            "outer_loss": MaskedMean(outer_loss, divergence.share),
             "policy_change": divergence,
         }
         return outer_loss, {**metrics, **outer_metrics}
@@ -145,7 +145,7 @@ class _Stacx:
 
     def losses(
         self, policy: ActionDistribution, values: jax.Array, trajectory: Trajectory, eta: Metaparams
-    ) -> tuple[Mean, Metrics]:
+    ) -> tuple[MaskedMean, Metrics]:
         """Return the actor-critic loss of each head `[H]`, and metrics of the main one.
 
         All heads learn from the actions of the main policy; `policy` is `[T, H, B]`, `values`

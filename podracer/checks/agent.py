@@ -17,7 +17,7 @@ from podracer.agent import Agent, Blueprint, policy_params
 from podracer.checks.errors import explain
 from podracer.devices.mesh import DATA, REPLICATED
 from podracer.devices.ordering import call_in_order, is_reduction, scan_parts
-from podracer.devices.reductions import Mean
+from podracer.devices.reductions import MaskedMean
 from podracer.environment import action_struct
 from podracer.errors import ConfigError
 from podracer.io.entry_points import PACKAGES
@@ -306,14 +306,14 @@ def _check_metrics(place: str, metrics: Any) -> None:
                 f"{place}: the metric {name!r} would be one of the run's own records, in the group "
                 f"`{group(name)}`: take another name."
             )
-        if not isinstance(value, jax.Array | np.generic | np.ndarray | Mean):
+        if not isinstance(value, jax.Array | np.generic | np.ndarray | MaskedMean):
             kind = _kind(value)
             advice = f": write jnp.asarray({value!r})" if isinstance(value, int | float) else ""
             raise ConfigError(
                 f"{place} must return metrics that are arrays, but {name!r} is of type "
                 f"{kind}{advice}."
             )
-        value = value.total if isinstance(value, Mean) else value
+        value = value.total if isinstance(value, MaskedMean) else value
         if len(value.shape) > 1 or math.prod(value.shape) > MOST_IN_A_METRIC:
             raise ConfigError(
                 f"{place} must return metrics that are scalars or of shape [n], n up to "

@@ -14,7 +14,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.sharding import Mesh
 
-from podracer.devices.kernels import platform_of
+from podracer.devices.fused import platform_of
 from podracer.errors import ConfigError
 from podracer.types import PyTree
 

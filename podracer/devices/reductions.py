@@ -2,7 +2,7 @@
 
 A step that only resets an environment is no transition: it counts in no mean. The number of steps
 that count differs between shards and between minibatches. So such a mean travels as a fraction, a
-`Mean`, whose parts are averaged apart and divided once, at the end.
+`MaskedMean`, whose parts are averaged apart and divided once, at the end.
 
 Functions that reduce take the name of a mesh axis; with `axis=None` there is one shard and nothing
 is reduced. Only the drivers have other collectives.
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Float32, Integer, Shaped
 
-from podracer.devices.kernels import is_for
+from podracer.devices.fused import is_for
 from podracer.fields import struct, unchecked
 from podracer.types import PyTree
 
@@ -29,7 +29,7 @@ from podracer.types import PyTree
 
 @unchecked
 @struct
-class Mean:
+class MaskedMean:
     """Mean over the items that count, as a fraction.
 
     The averages of both parts over equal shards, minibatches or updates are the parts of the mean
@@ -51,20 +51,20 @@ class Mean:
         return float(self.value)
 
 
-def mean_of(x: Array, mask: Bool[Array, "..."] | Float[Array, "..."]) -> Mean:
+def mean_of(x: Array, mask: Bool[Array, "..."] | Float[Array, "..."]) -> MaskedMean:
     """Return the mean of items where a mask of their shape is True, or 1."""
     mask = mask.astype(jnp.float32)
-    return Mean(jnp.mean(mask * x), jnp.mean(mask))
+    return MaskedMean(jnp.mean(mask * x), jnp.mean(mask))
 
 
-def as_mean(metric: Array | Mean) -> Mean:
+def as_mean(metric: Array | MaskedMean) -> MaskedMean:
     """Return a metric as a mean in which it counts as one item."""
-    return metric if isinstance(metric, Mean) else Mean(metric, jnp.ones_like(metric))
+    return metric if isinstance(metric, MaskedMean) else MaskedMean(metric, jnp.ones_like(metric))
 
 
 def _divided(tree: PyTree, share: jax.Array | None) -> PyTree:
-    """Return a tree of totals, as of a `Mean`, divided by their share; None is all items."""
-    return tree if share is None else jax.tree.map(lambda x: Mean(x, share).value, tree)
+    """Return a tree of totals, as of a `MaskedMean`, divided by their share; None is all items."""
+    return tree if share is None else jax.tree.map(lambda x: MaskedMean(x, share).value, tree)
 
 
 def num_shards(axis: str | None) -> int:
@@ -89,7 +89,7 @@ def global_mean(tree: PyTree, axis: str | None) -> PyTree:
 
 
 def global_grad(
-    loss: Callable[..., tuple[Float[Array, ""] | Mean, Any]],
+    loss: Callable[..., tuple[Float[Array, ""] | MaskedMean, Any]],
     params: PyTree,
     *args: Any,
     axis: str | None,
@@ -99,8 +99,8 @@ def global_grad(
     The drivers run under `shard_map(check_vma=False)`, where differentiating a replicated input
     gives the gradient of one shard, and the mean over shards is taken here. (With `check_vma=True`
     JAX sums such gradients itself, and this mean would leave the sum unchanged.) Where each shard's
-    loss is a mean over equally many items, or a `Mean`, the result is the gradient of the mean over
-    all items.
+    loss is a mean over equally many items, or a `MaskedMean`, the result is the gradient of the
+    mean over all items.
     """
     grads, (share, aux) = _grad_of_total(loss, is_all=axis is None)(params, *args)
     grads, share = global_mean((grads, share), axis)
@@ -110,23 +110,24 @@ def global_grad(
 def _grad_of_total(
     loss: Callable[..., tuple[Any, Any]], *, is_all: bool
 ) -> Callable[..., tuple[PyTree, Any]]:
-    """Return the gradient of a loss, or of a `Mean`'s total, with `(share or None, aux)`.
+    """Return the gradient of a loss, or of a `MaskedMean`'s total, with `(share or None, aux)`.
 
-    Where `is_all`, and nothing more is averaged, it is a `Mean`'s own gradient, without a share.
+    Where `is_all`, and nothing more is averaged, it is the gradient of a `MaskedMean` itself,
+    without a share.
     """
 
     def total(*args: Any) -> tuple[jax.Array, Any]:
         with jax.named_scope("loss"):
             value, aux = loss(*args)
-        if isinstance(value, Mean) and not is_all:
+        if isinstance(value, MaskedMean) and not is_all:
             return value.total, (value.share, aux)
-        return value.value if isinstance(value, Mean) else value, (None, aux)
+        return value.value if isinstance(value, MaskedMean) else value, (None, aux)
 
     return jax.grad(total, has_aux=True)
 
 
 def global_grad_in_blocks(
-    loss: Callable[[PyTree, Integer[Array, "m"]], tuple[Float[Array, ""] | Mean, Any]],
+    loss: Callable[[PyTree, Integer[Array, "m"]], tuple[Float[Array, ""] | MaskedMean, Any]],
     params: PyTree,
     indices: Integer[Array, "n"],
     *,
@@ -135,10 +136,10 @@ def global_grad_in_blocks(
 ) -> tuple[PyTree, Any]:
     """Return the gradient of `loss(params, indices)` and aux, both averaged over shards.
 
-    `loss(params, indices)` must be a mean over its items, or a `Mean`; it gathers the items by
-    their `indices [n]` itself. A CPU takes equal blocks of at most `indices_in_cache` of them, so
-    that what the backward pass keeps stays in the processor's cache; an accelerator takes all at
-    once. `aux` is a tree of float arrays.
+    `loss(params, indices)` must be a mean over its items, or a `MaskedMean`; it gathers the items
+    by their `indices [n]` itself. A CPU takes equal blocks of at most `indices_in_cache` of them,
+    so that what the backward pass keeps stays in the processor's cache; an accelerator takes all
+    at once. `aux` is a tree of float arrays.
     """
     blocks = split_evenly(indices, indices_in_cache if is_for("cpu") else indices.shape[0])
     count = blocks.shape[0]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
-from podracer.devices.kernels import is_for
+from podracer.devices.fused import is_for
 
 _TILE = (8, 128)  # words of 32 bits that a TPU keeps together
 

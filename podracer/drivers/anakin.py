@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from podracer.agent import Agent, Blueprint, Fused, Settings
 from podracer.arguments import named
 from podracer.checks import check_agent, check_environment
-from podracer.devices import kernels
+from podracer.devices import fused
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import (
     DATA,
@@ -248,13 +248,13 @@ def chunk(
 
     def body(_: jax.Array, loop: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
         state, (frames, sums) = loop
-        state, metrics = update(state.with_shared(kernels.unpack(state.learner.shared, shapes)))
-        state = state.with_shared(kernels.pack(state.learner.shared))
+        state, metrics = update(state.with_shared(fused.unpack(state.learner.shared, shapes)))
+        state = state.with_shared(fused.pack(state.learner.shared))
         return state, (frames + metrics["frames"], sums + ravel_pytree(metrics)[0])
 
-    loop = state.with_shared(kernels.pack(state.learner.shared)), (jnp.int32(0), zeros)
+    loop = state.with_shared(fused.pack(state.learner.shared)), (jnp.int32(0), zeros)
     state, (frames, sums) = jax.lax.fori_loop(0, num_updates, body, loop)
-    state = state.with_shared(kernels.unpack(state.learner.shared, shapes))
+    state = state.with_shared(fused.unpack(state.learner.shared, shapes))
     metrics = {**unravel(sums), "frames": frames}
     episodes = state.actor.episodes
     metrics = reduce_metrics(episodes, state.fault, metrics, num_updates, request, axis)
@@ -286,7 +286,7 @@ def update_once(
         actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)
         return trajectory, actor
 
-    if config.fused and not kernels.is_for("gpu"):
+    if config.fused and not fused.is_for("gpu"):
         step = cast(Fused, agent.learn).step(state.learner, play, axis, reuse=True)
         learner, metrics, (trajectory, actor) = step
     else:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
-from podracer.devices.kernels import all_finite, select
+from podracer.devices.fused import all_finite, select
 from podracer.drivers.state import TrainState
 from podracer.errors import ConfigError, EnvironmentFault, NonFiniteError
 from podracer.ops.action_masks import allows_action

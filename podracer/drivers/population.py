@@ -22,10 +22,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
 
 from podracer.agent import Blueprint, Settings, check_policy
-from podracer.devices.kernels import platform_of
+from podracer.devices.fused import platform_of
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import POD, REPLICATED, Device, find_devices, make_mesh, shardings
-from podracer.devices.reductions import Mean
+from podracer.devices.reductions import MaskedMean
 from podracer.drivers import anakin, selection
 from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.drivers.driver import Driver, blueprint_for
@@ -387,8 +387,8 @@ def _to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTre
 
 
 def _values(mean: Any) -> Shaped[np.ndarray, " P *h"]:
-    """Return the values of a metric, NaN for each `Mean` in which nothing counts."""
-    if not isinstance(mean, Mean):
+    """Return the values of a metric, NaN for each `MaskedMean` in which nothing counts."""
+    if not isinstance(mean, MaskedMean):
         return mean
     share = np.asarray(mean.share)
     return np.asarray(mean.total) / np.where(share > 0, share, np.nan)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from podracer import rollout
 from podracer.agent import Blueprint
 from podracer.devices.mesh import shardings
-from podracer.devices.reductions import Mean, num_shards
+from podracer.devices.reductions import MaskedMean, num_shards
 from podracer.drivers.faults import check_no_fault
 from podracer.drivers.state import TrainState
 from podracer.ops.sums import sum_of_pairs
@@ -152,8 +152,8 @@ def to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTree
 
 
 def _value(mean: Any) -> Any:
-    """Return the value of a metric, None for a `Mean` in which nothing counts."""
-    if not isinstance(mean, Mean):
+    """Return the value of a metric, None for a `MaskedMean` in which nothing counts."""
+    if not isinstance(mean, MaskedMean):
         return np.asarray(mean) if np.ndim(mean) else float(mean)
     if np.ndim(mean.total):
         share = np.asarray(mean.share)
@@ -164,11 +164,11 @@ def _value(mean: Any) -> Any:
 def not_finite(means: Mapping[str, Any], rows: Any = ...) -> list[str]:
     """Return the names of metrics with a number in these rows that is not finite.
 
-    A `Mean` in which nothing counts has none.
+    A `MaskedMean` in which nothing counts has none.
     """
 
     def is_finite(mean: Any) -> bool:
-        if isinstance(mean, Mean):
+        if isinstance(mean, MaskedMean):
             mean = np.where(np.asarray(mean.share) == 0, 0.0, mean.total)
         return bool(np.isfinite(np.asarray(mean)[rows]).all())
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from podracer.devices.kernels import scan
+from podracer.devices.fused import scan
 from podracer.networks.layers import affine, transposed_product
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from podracer.devices.kernels import scan
+from podracer.devices.fused import scan
 from podracer.fields import struct, unchecked
 
 Series = Float[Array, "T *b"]

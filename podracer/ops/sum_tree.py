@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from podracer.devices.kernels import is_for
+from podracer.devices.fused import is_for
 
 BRANCHES = 32
 

@@ -24,7 +24,7 @@ from podracer.agents.ppo import PPO
 from podracer.agents.pqn import PQN
 from podracer.agents.q_lambda import QLambda
 from podracer.config.experiment import Experiment
-from podracer.devices.reductions import Mean, global_grad
+from podracer.devices.reductions import MaskedMean, global_grad
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.envs.host.device import DeviceEnvironments
@@ -171,7 +171,7 @@ def test_samples_that_begin_at_an_end_count_in_no_loss_and_no_metric(name):
     ]
     (grads, (metrics, _)), (expected_grads, (expected, _)) = results
     np.testing.assert_allclose(*[[*values_of(x).values()] for x in (metrics, expected)], 1e-5)
-    assert all(isinstance(metric, Mean) for metric in metrics.values())
+    assert all(isinstance(metric, MaskedMean) for metric in metrics.values())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-6), grads, expected_grads)
     assert optax.tree.norm(grads) > 1e-3
 

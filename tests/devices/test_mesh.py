@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from podracer.devices import machine, mesh
-from podracer.devices.kernels import traced_for
+from podracer.devices.fused import traced_for
 from podracer.devices.mesh import (
     DATA,
     REPLICATED,

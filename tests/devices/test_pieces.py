@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from podracer.devices import pieces
-from podracer.devices.kernels import cond, scan
+from podracer.devices.fused import cond, scan
 from podracer.devices.mesh import DATA, REPLICATED, make_mesh
 from podracer.devices.ordering import shard_in_order
 from podracer.devices.pieces import Pieces, lower_in_pieces

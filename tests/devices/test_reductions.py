@@ -13,7 +13,7 @@ from runs import anakin_setup, sebulba_setup, train_anakin
 
 from podracer.agent import Agent
 from podracer.devices import ordering
-from podracer.devices.kernels import traced_for
+from podracer.devices.fused import traced_for
 from podracer.devices.mesh import DATA, make_mesh
 from podracer.devices.ordering import in_order
 from podracer.devices.reductions import global_max, global_mean

@@ -12,7 +12,7 @@ import pytest
 from agents import SMALL, blueprint
 
 from podracer.agents.dqn import DQN
-from podracer.devices.kernels import traced_for
+from podracer.devices.fused import traced_for
 from podracer.devices.mesh import make_mesh
 from podracer.devices.tiles import from_stored, to_stored
 from podracer.drivers import driver

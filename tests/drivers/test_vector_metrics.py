@@ -11,7 +11,7 @@ from runs import anakin_setup, train_anakin
 
 from podracer.agent import DEFAULT_CONTEXT
 from podracer.agents.a2c import A2C
-from podracer.devices.reductions import Mean
+from podracer.devices.reductions import MaskedMean
 from podracer.fields import struct
 
 
@@ -27,7 +27,7 @@ class Counting:
             taken = jax.nn.one_hot(trajectory.steps.action, spec.action.num_actions)
             share = taken.mean(axis=(0, 1))
             last_two = jnp.arange(share.shape[0]) > 0  # of the first action nothing counts
-            rewards = Mean(share * last_two, share * last_two)
+            rewards = MaskedMean(share * last_two, share * last_two)
             return state, {**metrics, "action_share": share, "action_reward": rewards}
 
         return dataclasses.replace(good, learn=learn)

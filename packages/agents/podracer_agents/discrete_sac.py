@@ -20,7 +20,7 @@ from podracer.agents.continuous import learning
 from podracer.agents.continuous.learning import ActorCriticState, ActorParams, Transition
 from podracer.agents.continuous.models import ContinuousNetworks
 from podracer.agents.sac import SAC, Actor, Method
-from podracer.devices.reductions import Mean, mean_of
+from podracer.devices.reductions import MaskedMean, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import bounded, struct
 from podracer.networks import Head, Network, NetworkBuilder, outputs
@@ -106,7 +106,7 @@ class _Method(Method):
         state: ActorCriticState,
         transition: Transition,
         key: jax.Array,
-    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
+    ) -> tuple[MaskedMean, tuple[Metrics, jax.Array]]:
         """Regress to r + gamma Σ π(a'|s') (min Q'(s', a') - α log π(a'|s')), equation 10."""
         actor, next_obs = state.params.actor, transition.next_timestep.observation
         policy = self.policy(actor, next_obs)
@@ -117,7 +117,7 @@ class _Method(Method):
 
     def actor_loss(
         self, actor: Actor, state: ActorCriticState, transition: Transition, key: jax.Array
-    ) -> tuple[Mean, Metrics]:
+    ) -> tuple[MaskedMean, Metrics]:
         """Sum the losses of policy and temperature, equations 12 and 11."""
         obs, mask = transition.timestep.observation, transition.mask
         policy = self.policy(actor, obs)
@@ -130,7 +130,7 @@ class _Method(Method):
         excess = jax.lax.stop_gradient(entropy) - target
         temperature_loss = actor.log_temperature * jnp.mean(mask * excess)
         metrics = {"entropy": mean_of(entropy, mask), "temperature": temperature}
-        total = Mean(loss.total + temperature_loss, loss.share)
+        total = MaskedMean(loss.total + temperature_loss, loss.share)
         return total, {**metrics, "actor_loss": loss}
 
 

@@ -29,7 +29,7 @@ from podracer.agents.common.optimizers import (
 )
 from podracer.agents.impala import Impala
 from podracer.agents.rules.common import apply_linear, backward_lstm
-from podracer.devices.reductions import Mean, global_mean, mean_of
+from podracer.devices.reductions import MaskedMean, global_mean, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, Trajectory
@@ -152,7 +152,7 @@ class _Frodo:
         loss, _ = impala.loss(self.model, learner.params, trajectory, learner.frames)
         metrics = jax.tree.map(jnp.mean, aux)
         outer_loss = loss.total + self.settings.consistency_cost * metrics["inconsistency"].total
-        return outer_loss, {**metrics, "outer_loss": Mean(outer_loss, loss.share)}
+        return outer_loss, {**metrics, "outer_loss": MaskedMean(outer_loss, loss.share)}
 
     def outputs(
         self, params: Params, trajectory: Trajectory
@@ -185,7 +185,7 @@ class _Frodo:
         hidden = backward_lstm(eta.core, stacked, valid, next_timesteps.discount)
         return apply_linear(eta.head, hidden)[..., 0]
 
-    def inconsistency(self, targets: jax.Array, trajectory: Trajectory) -> Mean:
+    def inconsistency(self, targets: jax.Array, trajectory: Trajectory) -> MaskedMean:
         """Return the mean of (r + γ G' - G)² / 2, where G' is the target one step later.
 
         The last step of a rollout, and steps that a time-out follows, do not count.
@@ -195,7 +195,7 @@ class _Frodo:
         later = jax.lax.stop_gradient(next_timesteps.reward[:-1] + discount * targets[1:])
         has_later = valid[:-1] & (valid[1:] | (discount == 0))
         if not later.size:  # rollouts of one step
-            return Mean(jnp.zeros(()), jnp.zeros(()))
+            return MaskedMean(jnp.zeros(()), jnp.zeros(()))
         return mean_of(0.5 * (later - targets[:-1]) ** 2, has_later)
 
 

@@ -28,7 +28,7 @@ from podracer.agents.continuous.learning import (
     Transition,
 )
 from podracer.agents.continuous.models import CriticNetworks
-from podracer.devices.reductions import Mean, global_grad
+from podracer.devices.reductions import MaskedMean, global_grad
 from podracer.fields import bounded, static, struct
 from podracer.ops.distributions import to_bounds
 from podracer.types import (
@@ -118,7 +118,7 @@ class _QTOpt:
         state: ActorCriticState,
         transition: Transition,
         key: jax.Array,
-    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
+    ) -> tuple[MaskedMean, tuple[Metrics, jax.Array]]:
         """Regress to r + gamma min Q'(s', a'), where a' maximizes the first Q'(s', a')."""
         next_obs, networks = transition.next_timestep.observation, self.networks
         keys = jax.random.split(key, transition.mask.shape)

@@ -25,7 +25,7 @@ from podracer.agents.common.optimizers import (
 from podracer.agents.common.settings import EpochSettings, build_optimizer
 from podracer.agents.planning import gumbel
 from podracer.agents.planning.gumbel import PlanningSettings
-from podracer.devices.reductions import Mean
+from podracer.devices.reductions import MaskedMean
 from podracer.environment import Environment
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
@@ -163,7 +163,7 @@ class _AlphaZero:
             valid=valid.astype(jnp.float32),
         )
 
-    def loss(self, params: Params, batch: Batch) -> tuple[Mean, Metrics]:
+    def loss(self, params: Params, batch: Batch) -> tuple[MaskedMean, Metrics]:
         """Fit the policy to the search's, and the value to the λ-returns."""
         heads, _ = self.network.apply(params, (), batch.observation, batch.first)
         log_policy = jax.nn.log_softmax(heads["policy"])
@@ -172,7 +172,8 @@ class _AlphaZero:
         loss = policy_loss + self.settings.value_cost * value_loss
         parts = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss}
         share = jnp.mean(batch.valid)
-        return Mean(loss, share), {name: Mean(part, share) for name, part in parts.items()}
+        metrics = {name: MaskedMean(part, share) for name, part in parts.items()}
+        return MaskedMean(loss, share), metrics
 
     # --- callbacks of mctx -----------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, value_based
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, ScheduledOptimizer
 from podracer.agents.common.settings import LearnerSettings
-from podracer.devices.reductions import Mean, global_grad, mean_of
+from podracer.devices.reductions import MaskedMean, global_grad, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork, outputs
@@ -140,7 +140,7 @@ class _AVRIL:
         state, norm = self.optimizer.apply_gradients(state, grads, num_frames)
         return state, {**metrics, **norm}
 
-    def loss(self, params: AVRILParams, trajectory: Trajectory) -> tuple[Mean, Metrics]:
+    def loss(self, params: AVRILParams, trajectory: Trajectory) -> tuple[MaskedMean, Metrics]:
         """Return the negative evidence lower bound with the constraint, and its parts as metrics.
 
             L = E[-log π(a|s) + KL(q || N(0, 1)) - λ log q(Q(s, a) - γ Q(s', a'))]

@@ -23,7 +23,7 @@ from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.optimizers import ScheduledOptimizer
 from podracer.agents.common.settings import ClippedSettings, GaussianSettings, build_optimizer
-from podracer.devices.reductions import Mean, mean_of
+from podracer.devices.reductions import MaskedMean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops import distributions
@@ -78,7 +78,7 @@ class Method:
 
     def loss(
         self, params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
-    ) -> tuple[Mean, Metrics]:
+    ) -> tuple[MaskedMean, Metrics]:
         """Return -E[log π(a|s)], or E[KL(teacher || π)], of the valid steps, see `Fused.loss`.
 
         Metrics compare the policy's modes with the actions, or with the teacher's modes.

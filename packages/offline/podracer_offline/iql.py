@@ -34,7 +34,7 @@ from podracer.agents.common.settings import GaussianSettings, LearnerSettings
 from podracer.agents.continuous import models
 from podracer.agents.continuous.learning import Parts
 from podracer.agents.continuous.models import CriticNetworks
-from podracer.devices.reductions import Mean, global_grad, mean_of
+from podracer.devices.reductions import MaskedMean, global_grad, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork, outputs
@@ -182,7 +182,7 @@ class _IQL:
 
     def loss(
         self, params: Parts, target_params: tuple[Params, ...], transition: Transition
-    ) -> tuple[Mean, Metrics]:
+    ) -> tuple[MaskedMean, Metrics]:
         """Return the sum of the losses of value, critics and policy, equations 5, 6 and 7."""
         settings, mask = self.settings, transition.mask
         obs, next_obs = transition.timestep.observation, transition.next_timestep.observation
@@ -201,7 +201,7 @@ class _IQL:
         policy_loss = mean_of(-weight * log_prob, mask)
 
         total = value_loss.total + critic_loss.total + policy_loss.total
-        total = Mean(total, value_loss.share)
+        total = MaskedMean(total, value_loss.share)
         return total, {
             "loss": total,
             "value_loss": value_loss,

@@ -16,7 +16,7 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.continuous import learning
 from podracer.agents.continuous.learning import Transition
 from podracer.agents.ddpg import DDPG, DDPGState, Method
-from podracer.devices.reductions import Mean, global_mean, mean_of
+from podracer.devices.reductions import MaskedMean, global_mean, mean_of
 from podracer.fields import bounded, struct
 from podracer.types import EnvironmentSpec, Metrics, Params
 from podracer_offline.records import as_recorded, require_records
@@ -41,7 +41,7 @@ class _TD3BC(Method):
 
     def actor_loss(
         self, actor: Params, state: DDPGState, transition: Transition, axis: str | None = None
-    ) -> tuple[Mean, Metrics]:
+    ) -> tuple[MaskedMean, Metrics]:
         """Return -λ Q(s, μ(s)) + (μ(s) - a)², equations 4 and 5.
 
         λ is alpha over the mean |Q| of the whole batch.

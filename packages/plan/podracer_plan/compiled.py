@@ -18,7 +18,7 @@ import jax
 from jax.extend.core import jaxprs_in_params
 
 from podracer.config.experiment import Experiment
-from podracer.devices.kernels import traced_for
+from podracer.devices.fused import traced_for
 from podracer.devices.memory import format_bytes
 from podracer.errors import ConfigError, PodracerError
 from podracer_plan.compilers import without_stderr

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.agents.common.settings import ActorCriticSettings
-from podracer.devices.reductions import Mean
+from podracer.devices.reductions import MaskedMean
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.networks.groups import GroupNetwork
 from podracer.networks.torsos import join
@@ -217,7 +217,7 @@ def loss(
     entropy_cost: float | jax.Array,
     policy_cost: float | jax.Array = 1.0,
     axes: tuple[int, ...] | None = None,
-) -> tuple[Mean, Metrics]:
+) -> tuple[MaskedMean, Metrics]:
     """Return the actor-critic loss of T steps of B environments, and its parts as metrics.
 
         L = -c_p E[A log π(a|s)] + c_v E[(G - v(s))² / 2] - c_e E[H(π(·|s))]
@@ -237,4 +237,4 @@ def loss(
         "entropy": entropy,
     }
     share = jnp.mean(mask, axes)
-    return Mean(total, share), {name: Mean(part, share) for name, part in parts.items()}
+    return MaskedMean(total, share), {name: MaskedMean(part, share) for name, part in parts.items()}

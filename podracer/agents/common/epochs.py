@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
-from podracer.devices import kernels, reductions
-from podracer.devices.reductions import Mean
+from podracer.devices import fused, reductions
+from podracer.devices.reductions import MaskedMean
 from podracer.errors import ConfigError
 from podracer.types import Metrics, PyTree
 
@@ -86,7 +86,7 @@ def take(batch: PyTree, items: UInt32[Array, "*m"]) -> PyTree:
 
 def fit(
     optimizer: ScheduledOptimizer,
-    loss: Callable[..., tuple[Mean, Metrics]],
+    loss: Callable[..., tuple[MaskedMean, Metrics]],
     learner: State,
     batch: Any,
     minibatches: tuple[jax.Array, ...],
@@ -128,7 +128,7 @@ def fit(
     with jax.named_scope("minibatches"):
         if target_kl is not None:
             return _scan_until(1.5 * target_kl, step, learner, minibatches)
-        learner, metrics = kernels.scan(step, learner, minibatches, packed=True)
+        learner, metrics = fused.scan(step, learner, minibatches, packed=True)
     return learner, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
 
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 from podracer import schedules
 from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
-from podracer.devices import kernels
+from podracer.devices import fused
 from podracer.devices.mesh import check_divisible
-from podracer.devices.reductions import Mean, as_mean, global_grad, num_shards
+from podracer.devices.reductions import MaskedMean, as_mean, global_grad, num_shards
 from podracer.errors import ConfigError
 from podracer.fields import reset_on_warm_start, struct
 from podracer.networks import Network
@@ -86,7 +86,7 @@ def learn_from_replay(
     def run_updates(loop: tuple[State, Any]) -> tuple[tuple[State, Any], Metrics]:
         keys = jax.random.split(key, config.updates_per_rollout)
         with jax.named_scope("minibatches"):
-            loop, metrics = kernels.scan(step, loop, keys, packed=True)
+            loop, metrics = fused.scan(step, loop, keys, packed=True)
         return loop, jax.tree.map(partial(jnp.mean, axis=0), metrics)
 
     loop = state.shared, replay.priorities
@@ -95,7 +95,7 @@ def learn_from_replay(
     # Frames of the run, as this replay may be that of a part of its environments.
     new_frames = schedules.add_frames(frames, schedules.count_frames(trajectory, axis))
     ready = (new_frames >= config.warmup) & (buffer.size(replay) > 0)
-    (shared, priorities), metrics = kernels.cond(
+    (shared, priorities), metrics = fused.cond(
         ready, run_updates, lambda loop: (loop, no_metrics), loop
     )
     shared = dataclasses.replace(shared, frames=new_frames)
@@ -130,7 +130,7 @@ class TargetNetworkOptimizer:
 
     def update(
         self,
-        loss: Callable[..., tuple[Mean, tuple[Metrics, jax.Array]]],
+        loss: Callable[..., tuple[MaskedMean, tuple[Metrics, jax.Array]]],
         axis: str | None,
         state: TargetNetworkState,
         sample: Sample,
@@ -145,7 +145,7 @@ class TargetNetworkOptimizer:
         )
         state, gradient_metrics = self.optimizer.step(state, grads)
         updates = state.updates + 1
-        target_params = kernels.periodic_update(
+        target_params = fused.periodic_update(
             state.params, state.target_params, updates, self.period
         )
         state = dataclasses.replace(state, target_params=target_params, updates=updates)

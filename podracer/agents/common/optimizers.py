@@ -15,7 +15,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from podracer import schedules
-from podracer.devices.kernels import is_for
+from podracer.devices.fused import is_for
 from podracer.fields import bounded, reset_on_warm_start, static, struct
 from podracer.schedules import Schedule
 from podracer.types import LearnerState, Metrics, Params

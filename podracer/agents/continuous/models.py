@@ -20,7 +20,7 @@ from podracer.agents.common import recurrent
 from podracer.agents.common.off_policy import Transition
 from podracer.agents.continuous import sequences
 from podracer.agents.continuous.sequences import History, Recurrence
-from podracer.devices.reductions import Mean, mean_of
+from podracer.devices.reductions import MaskedMean, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.networks import Head, Network, NetworkBuilder
@@ -127,7 +127,7 @@ class CriticNetworks:
         *,
         penalty: float | jax.Array = 0.0,
         outputs: jax.Array | None = None,
-    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
+    ) -> tuple[MaskedMean, tuple[Metrics, jax.Array]]:
         """Return the error from targets G + γ (X - penalty), and `(metrics, priorities [N])`.
 
         X is the smallest value, or its distribution, of `next_outputs [critics, N, Z]`; the penalty

@@ -40,7 +40,7 @@ from podracer.agents.rules.lifetimes import (
     to_rollout,
     to_rollouts,
 )
-from podracer.devices.reductions import Mean, global_mean
+from podracer.devices.reductions import MaskedMean, global_mean
 from podracer.environment import TaskGroups
 from podracer.fields import bounded, reset_on_warm_start, static, struct
 from podracer.networks import Head, Network, NetworkBuilder, Table
@@ -273,7 +273,7 @@ class MetaTraining(abc.ABC):
             is_whole=jnp.where(is_full, ~is_new, is_whole),
         )
         share = schedules.valid_share(trajectory)
-        means = {name: Mean(jnp.mean(x), share) for name, x in regularizers.items()}
+        means = {name: MaskedMean(jnp.mean(x), share) for name, x in regularizers.items()}
         metrics = {**shared.metrics, **means}
         frames = schedules.add_frames(shared.frames, num_frames)
         shared = dataclasses.replace(shared, num_rollouts=index + 1, frames=frames)

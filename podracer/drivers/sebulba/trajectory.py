@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int32, PyTree, Shaped, UInt8, UInt32
 
 from podracer.agent import Agent
-from podracer.devices.kernels import is_for
+from podracer.devices.fused import is_for
 from podracer.drivers.sebulba.layout import TimestepLayout, from_words, to_words
 from podracer.drivers.state import reset_episode_totals
 from podracer.fields import struct

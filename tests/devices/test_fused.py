@@ -10,8 +10,8 @@ from runs import anakin_setup, train_anakin
 
 from podracer.agent import LearnerState
 from podracer.agents.common.optimizers import global_norm
-from podracer.devices import kernels
-from podracer.devices.kernels import traced_for
+from podracer.devices import fused
+from podracer.devices.fused import traced_for
 from podracer.drivers.faults import fault_bits
 from podracer.networks import MLP, Head, TorsoNetwork
 from podracer.types import ArraySpec, Step, TimeStep, Trajectory
@@ -44,9 +44,9 @@ def test_a_scan_computes_the_same(length, reverse):
 
     xs = {"a": jnp.arange(length, dtype=jnp.float32)}
     expected = jax.lax.scan(body, jnp.ones(3), xs, reverse=reverse)
-    assert_close(on_gpu(lambda: kernels.scan(body, jnp.ones(3), xs, reverse=reverse)), expected)
+    assert_close(on_gpu(lambda: fused.scan(body, jnp.ones(3), xs, reverse=reverse)), expected)
     with traced_for("gpu"):
-        text = jax.jit(lambda: kernels.scan(body, jnp.ones(3), xs)).lower().as_text()
+        text = jax.jit(lambda: fused.scan(body, jnp.ones(3), xs)).lower().as_text()
     assert text.count("stablehlo.while") == (length > 16)
 
 
@@ -54,7 +54,7 @@ def test_a_scan_without_results_computes_the_same():
     def body(carry, x):
         return carry + x, None
 
-    assert on_gpu(lambda: kernels.scan(body, 1.0, jnp.arange(3.0))) == (4.0, None)
+    assert on_gpu(lambda: fused.scan(body, 1.0, jnp.arange(3.0))) == (4.0, None)
 
 
 def test_a_recurrent_layer_takes_several_steps_in_an_iteration():
@@ -92,13 +92,13 @@ TREE = {
 
 
 def test_a_packed_tree_is_a_vector_for_each_dtype_and_comes_back():
-    packed = on_gpu(kernels.pack, TREE)
+    packed = on_gpu(fused.pack, TREE)
     shapes = sorted(x.shape for x in jax.tree.leaves(packed))
     assert shapes == [(), (), (2, 1 << 16), (3,), (4,), (7,)]  # of a large array its own
-    actual = on_gpu(lambda packed: kernels.unpack(packed, TREE), packed)
+    actual = on_gpu(lambda packed: fused.unpack(packed, TREE), packed)
     assert_close(actual, TREE, rtol=0, atol=0)
     assert actual["key"] == TREE["key"]
-    assert kernels.unpack(kernels.pack(TREE), TREE) is TREE  # on a CPU
+    assert fused.unpack(fused.pack(TREE), TREE) is TREE  # on a CPU
 
 
 def test_loops_and_conditions_with_packed_trees_return_the_same():
@@ -110,15 +110,15 @@ def test_loops_and_conditions_with_packed_trees_return_the_same():
 
     def run(positive):
         def loop(carry):
-            return kernels.scan(body, carry, jnp.arange(1.0, 8.0), packed=True)
+            return fused.scan(body, carry, jnp.arange(1.0, 8.0), packed=True)
 
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(loop, carry)[1])
-        return kernels.cond(positive, loop, lambda carry: (carry, none), carry)
+        return fused.cond(positive, loop, lambda carry: (carry, none), carry)
 
     for positive in (True, False):
         assert_close(on_gpu(run, positive), jax.jit(run)(positive), rtol=0, atol=0)
     with traced_for("gpu"):
-        program = jax.make_jaxpr(lambda: kernels.scan(body, carry, jnp.ones(40), packed=True))()
+        program = jax.make_jaxpr(lambda: fused.scan(body, carry, jnp.ones(40), packed=True))()
     (scan,) = (x for x in program.eqns if x.primitive.name == "scan")
     assert scan.params["num_carry"] == 2  # a vector of floats and the integer
 
@@ -127,7 +127,7 @@ def test_loops_and_conditions_with_packed_trees_return_the_same():
 def test_parameters_are_copied_after_each_period(steps):
     new = {"a": jnp.ones(2), "b": jnp.ones(())}
     old = jax.tree.map(jnp.zeros_like, new)
-    actual = on_gpu(lambda: kernels.periodic_update(new, old, jnp.int32(steps), 4))
+    actual = on_gpu(lambda: fused.periodic_update(new, old, jnp.int32(steps), 4))
     assert_close(actual, optax.periodic_update(new, old, jnp.int32(steps), 4), rtol=0)
 
 
