@@ -64,7 +64,7 @@ CASES = {
 @functools.cache
 def first_state(name: str) -> TrainState:
     agent, env, config = CASES[name]
-    return make_init(agent, env, make_mesh(find_devices(1)), config)(jax.random.key(0))
+    return make_init(agent, env, make_mesh(find_devices(1)), config)[1](jax.random.key(0))
 
 
 @functools.cache
@@ -158,7 +158,7 @@ def test_a_schedule_in_the_fused_program():
     most = 2 * 16 * T
     agent, env, config = case("a2c", entropy_cost=Linear(0.5, 0.0, frames=most))
     mesh = make_mesh(find_devices(1))
-    state = make_init(agent, env, mesh, config)(jax.random.key(0))
+    state = make_init(agent, env, mesh, config)[1](jax.random.key(0))
     chunk = make_chunk(env, mesh, dataclasses.replace(config, fused=True))
     for _ in range(4):
         cost = 0.5 * (1 - min(1.0, int(state.learner.shared.frames) / most))

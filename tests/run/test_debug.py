@@ -34,7 +34,7 @@ def test_the_first_nan_is_an_error_at_its_line():
     blueprint, env = build(
         podracer.Experiment(environment="catch", agent=agent, driver=config, frames=2)
     )
-    state = make_init(blueprint, env, make_mesh(find_devices(1)), config)(jax.random.key(0))
+    state = make_init(blueprint, env, make_mesh(find_devices(1)), config)[1](jax.random.key(0))
     with (
         pytest.raises(FloatingPointError, match="nan") as error,
         jax.disable_jit(),
