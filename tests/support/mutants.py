@@ -6,7 +6,7 @@ tries all guards, or those of some files, in a copy of the tree, and lists what 
 The package `cloud` must be installed.
 
 A mutant is a function's file with one thing taken out that mentions a name. A raise, a call or the
-assignment of an item does not happen; a condition is never true, a filter always; `and`, `or`, `&`
+assignment of an item or a field does not happen; a condition is never true, a filter always; `and`, `or`, `&`
 and `|` lose an operand, a call a named argument, a list a tuple; `f(x, ...)` and `where(c, x, y)`
 become `x`, a `with` its block, `except BaseException` `Exception`.
 """
@@ -127,7 +127,7 @@ def _mentions(node: ast.AST, name: str) -> bool:
 def _without(parent: ast.AST, field: str, node: Any) -> Iterator[ast.AST | None]:
     """Yield what may stand in the place of a node; None where it is left out."""
     match node:
-        case ast.Raise() | ast.Expr(ast.Call()) | ast.Assign(targets=[ast.Subscript()]):
+        case ast.Raise() | ast.Expr(ast.Call()) | ast.Assign(targets=[ast.Subscript() | ast.Attribute()]):
             yield ast.Pass()
         case ast.With(items=[ast.withitem(optional_vars=None)]):
             yield ast.If(ast.Constant(True), node.body, [])

@@ -150,8 +150,9 @@ def test_epochs_of_minibatches_move_towards_the_same_targets():
     batch = methods.make_batch(state.shared.params, trajectory)
     batch, items = epochs.shuffle(jax.random.key(2), batch, 2, 3)  # by the key of `learn`
     learner = state.shared
-    parts = (methods.network, methods.optimizer, methods.loss)
-    update = jax.jit(partial(epochs.fit, *parts, axis=None))
+    rows = methods.network.rows_in_cache
+    fit = partial(epochs.fit, methods.optimizer, methods.loss, axis=None, rows_in_cache=rows)
+    update = jax.jit(fit)
     for minibatch in items:
         learner, _ = update(learner, batch, (minibatch[None],))
     new_state, _ = learn(agent, state, trajectory)
