@@ -6,9 +6,9 @@ tries all guards, or those of some files, in a copy of the tree, and lists what 
 The package `cloud` must be installed.
 
 A mutant is a function's file with one thing taken out that mentions a name. A raise, a call or the
-assignment of an item or a field does not happen; a condition is never true, a filter always; `and`, `or`, `&`
-and `|` lose an operand, a call a named argument, a list a tuple; `f(x, ...)` and `where(c, x, y)`
-become `x`, a `with` its block, `except BaseException` `Exception`.
+assignment of an item or a field does not happen; a condition is never true, a filter always; `and`,
+`or`, `&` and `|` lose an operand, a call a named argument, a list a tuple; `f(x, ...)` and
+`where(c, x, y)` become `x`, a `with` its block, `except BaseException` `Exception`.
 """
 
 from __future__ import annotations
