@@ -127,7 +127,11 @@ def _mentions(node: ast.AST, name: str) -> bool:
 def _without(parent: ast.AST, field: str, node: Any) -> Iterator[ast.AST | None]:
     """Yield what may stand in the place of a node; None where it is left out."""
     match node:
-        case ast.Raise() | ast.Expr(ast.Call()) | ast.Assign(targets=[ast.Subscript() | ast.Attribute()]):
+        case (
+            ast.Raise()
+            | ast.Expr(ast.Call())
+            | ast.Assign(targets=[ast.Subscript() | ast.Attribute()])
+        ):
             yield ast.Pass()
         case ast.With(items=[ast.withitem(optional_vars=None)]):
             yield ast.If(ast.Constant(True), node.body, [])

@@ -383,6 +383,19 @@ def test_a_deletion_that_was_interrupted_is_ended_later(
         assert_nothing_dangles(board, {})
 
 
+def test_what_a_snapshot_needs_stays_until_the_next_one(tmp_path: Path) -> None:
+    """A store may copy a state's checkpoints for longer than the tournament needs them."""
+    with Leaderboard(tmp_path, HEADER) as board:
+        copied = submit(board, 0, -1.0).checkpoint
+        board.snapshot()
+        for score in range(5):
+            submit(board, 0, float(score))
+        assert copied not in board.collect_garbage()
+        assert (tmp_path / copied).is_dir()
+        board.snapshot()
+        assert copied in board.collect_garbage()
+
+
 def test_what_is_started_from_stays_also_for_a_pod_that_may_be_released(tmp_path: Path) -> None:
     with Leaderboard(tmp_path, HEADER) as board:
         parent = submit(board, 0, 0.5)
