@@ -246,10 +246,12 @@ def warnings_logged(caplog):
 
 
 def test_all_sinks_get_all_records_and_are_closed():
-    sinks = [Recorder(), Recorder(), Recorder()]
-    with Sinks(sinks) as together:
+    gate = threading.Event()
+    sinks = [Recorder(), Recorder(), Recorder(gate=gate)]
+    with Sinks(sinks, close_seconds=60.0) as together:
         for updates in range(50):
             together.write(record(updates))
+        threading.Timer(0.1, gate.set).start()  # the last one ends later than the run
     assert all(sink.seen == list(range(50)) and sink.closed for sink in sinks)
 
 
