@@ -169,4 +169,5 @@ def test_data_of_a_host_environment_that_is_not_finite_costs_its_episode_only(fi
     assert podracer.train(bad, run_dir=run).exit_code == 0
     check_finite(run, bad)
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    assert (last["updates"], last["environment_faults"]) == (100, 1)
+    assert last["frames"] >= bad.frames
+    assert last["environment_faults"] == 1
