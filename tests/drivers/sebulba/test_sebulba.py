@@ -58,6 +58,7 @@ ROUNDED = {
     ("fast_td3", 2): 1e-5,
     ("muzero-planes", 2): 1e-4,
     ("disco-gru", 2): 1e-5,
+    **dict.fromkeys([("ppo-gtrxl", 2), ("ppo-gtrxl", 4)], 1e-4),  # equal as users compile
 }
 
 
