@@ -337,6 +337,19 @@ def test_an_end_that_is_noticed_late_does_not_show_as_speed(monkeypatch):
     assert lines[-1]["seconds"] == pytest.approx(0.30)
 
 
+def test_records_a_moment_apart_show_no_more_cores_than_there_are(monkeypatch):
+    now = {"clock": 0.0, "cpu": 0.0}
+    clock = {"perf_counter": lambda: now["clock"], "process_time": lambda: now["cpu"]}
+    monkeypatch.setattr(records, "time", types.SimpleNamespace(**clock))
+    recorder, times = Recorder(EXPERIMENT, podracer.make("catch")), Stopwatch()
+    lines = []
+    for i, (seconds, cpu) in enumerate([(1.0, 2.0), (1.000001, 2.002), (1.5, 2.5)], 1):
+        now.update(clock=seconds, cpu=cpu)
+        lines.append(recorder.record(Progress(i, 8, {}), times))
+    expected = [2.0, 2.002 / 1.000001, 0.498 / 0.499999]
+    np.testing.assert_allclose([x["machine_cores"] for x in lines], expected, rtol=1e-6)
+
+
 def test_a_mean_over_pods_leaves_out_those_that_met_a_fault():
     recorder = Recorder(EXPERIMENT, podracer.make("catch"))
     progress = Progress(7, 8, {}, pods={"episodes": np.array([1.0, np.nan, 3.0])})

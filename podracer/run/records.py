@@ -52,7 +52,7 @@ class Stopwatch:
         The driver's time ends at `end`, by default now, and leaves out the seconds for which it
         waited for its program.
         """
-        # What another thread saw end may have ended, as it was told, before the last lap did.
+        # The thread that waited for a chunk may report an end before that of the last lap.
         end = max(time.perf_counter() if end is None else end, self._mark)
         seconds = {"time_step": end - self._mark - compile_seconds, **self._stages}
         self._mark = end
@@ -78,7 +78,9 @@ class Recorder:
         self._collected_before = 0  # by the resumed run
         self._num_faults = 0  # environments' faults so far
         self._clock, self._cpu = time.perf_counter(), time.process_time()
-        self._recent: list[tuple[int, float]] = []  # frames and seconds of the last records
+        # Amounts and seconds of the last records, see `_rate`.
+        self._recent_frames: list[tuple[float, float]] = []
+        self._recent_cpu: list[tuple[float, float]] = []
         self._warnings = set[str]()  # subjects of which it has warned
 
     def restore(self, totals: Totals, best: Best | None = None) -> None:
@@ -121,7 +123,7 @@ class Recorder:
             "updates": progress.updates,
             "frames": self.totals.frames,
             "seconds": self.totals.seconds,
-            "frames_per_second": self._pace(progress.frames, stepping),
+            "frames_per_second": _rate(self._recent_frames, progress.frames, stepping),
             **schedules,
             **self._changes,
             **progress.metrics,
@@ -129,16 +131,6 @@ class Recorder:
             **lap,
             **self._usage(),
         }
-
-    def _pace(self, frames: int, seconds: float) -> float:
-        """Return the frames a second over the last records that together took 0.1 s.
-
-        The end of a short chunk may be noticed late, and that of the next one right after it.
-        """
-        self._recent.append((frames, seconds))
-        while sum(seconds for _, seconds in self._recent[1:]) >= 0.1:
-            del self._recent[0]
-        return sum(n for n, _ in self._recent) / sum(s for _, s in self._recent)
 
     def add_seconds(self, record: dict[str, Any], times: Stopwatch) -> None:
         """Add the seconds since a record was made to it: its evaluation took them."""
@@ -150,7 +142,8 @@ class Recorder:
     def _usage(self) -> dict[str, float]:
         """Return what this process took of its machine since the last record."""
         clock, cpu = time.perf_counter(), time.process_time()
-        cores = (cpu - self._cpu) / max(clock - self._clock, 1e-9)
+        seconds = max(clock - self._clock, 1e-9)
+        cores = _rate(self._recent_cpu, cpu - self._cpu, seconds)
         self._clock, self._cpu = clock, cpu
         on_device = used_device_bytes()
         return {
@@ -253,3 +246,14 @@ class Recorder:
         if frame_skip := features(self._env).frame_skip:
             accounts["emulator_frames"] = totals.frames * frame_skip
         return accounts
+
+
+def _rate(recent: list[tuple[float, float]], amount: float, seconds: float) -> float:
+    """Add a record to the recent ones; return the amount per second over the last 0.1 s of them.
+
+    The end of a short chunk may be noticed late, and the end of the next one right after it.
+    """
+    recent.append((amount, seconds))
+    while sum(seconds for _, seconds in recent[1:]) >= 0.1:
+        del recent[0]
+    return sum(amount for amount, _ in recent) / sum(seconds for _, seconds in recent)

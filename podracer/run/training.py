@@ -47,9 +47,9 @@ _LOG = logging.getLogger("podracer")
 
 @contextlib.contextmanager
 def _leaves_others_on_error() -> Iterator[None]:
-    """Have Python end without waiting for the other processes, if there are any, on an error."""
-    context = peers.leaves_on_error if jax.distributed.is_initialized() else contextlib.nullcontext
-    with context():
+    """With several processes, let Python exit on an error without waiting for the others."""
+    is_distributed = jax.distributed.is_initialized()
+    with peers.leaves_on_error() if is_distributed else contextlib.nullcontext():
         yield
 
 

@@ -139,5 +139,5 @@ def _uniform_entropy(observation: PyTree, num_actions: int) -> float | jax.Array
     mask = action_mask(observation)
     if mask is None:
         return math.log(num_actions)
-    num_allowed = jnp.sum(mask, axis=-1)  # a mask that allows nothing counts for nothing
+    num_allowed = jnp.sum(mask, axis=-1)  # a mask that allows nothing is ignored
     return jnp.log(jnp.where(num_allowed == 0, num_actions, num_allowed))
