@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One run on several machines, in the queue again whenever it is told to stop:
-#   RUN=/shared/run sbatch --nodes=4 deploy/slurm.sh breakout_ppo --num-envs 4096
+#   RUN=/shared/run sbatch --nodes=4 deploy/slurm.sh cartpole_ppo --num-envs 4096
 # With GPUs ask for one task for each, such as --ntasks-per-node=8 --gpus-per-node=8: under srun JAX
 # gives a process one GPU.
 #SBATCH --job-name=podracer

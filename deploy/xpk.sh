@@ -12,7 +12,7 @@ RUN=/shared/run
 
 # One line, which xpk puts into a manifest; it sends signals to the shell, so podracer takes its place.
 command="if [ -e $RUN/config.json ]; then exec podracer resume $RUN;"
-command+=" else exec podracer train breakout_ppo --run-dir $RUN --num-envs 4096; fi"
+command+=" else exec podracer train cartpole_ppo --run-dir $RUN --num-envs 4096; fi"
 
 # 75: told to stop, and saved; 77: another process is lost. Killed pods (137, 143) start again anyway.
 exec xpk workload create --cluster "$CLUSTER" --workload podracer --docker-image "$IMAGE" \

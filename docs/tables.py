@@ -27,7 +27,7 @@ SUITE = DOCS.parent / "benchmarks" / "results" / "suite.jsonl"
 MADE = "<!-- Made by docs/tables.py. -->\n\n"
 # Megabytes of wheels that an extra adds to the core, for Linux and Python 3.11, by
 # `pip install --dry-run --report - ".[EXTRA]"` in November 2026.
-MEGABYTES = {"atari": 4, "gymnasium": 1, "gymnax": 32}
+MEGABYTES = {"atari": 4, "gymnasium": 1}
 # Fields of an experiment that make a run what it is; the others are the same in all recipes.
 RUN_FIELDS = (
     "frames", "evaluations", "evaluation_episodes", "evaluation_policy", "evaluation_epsilon",
@@ -94,7 +94,7 @@ tests, and their scores are not known.
 
 {texts}
 MuJoCo's tasks of Gymnasium need the extra `mujoco` (27 MB) as well.
-Seven suites in JAX, such as brax, jumanji and Craftax, are in [a package](../packages/environments/README.md).
+Eight suites in JAX, such as gymnax, brax and Craftax, are in [a package](../packages/environments/README.md).
 Environments of your own need no name: [add an environment](add-an-environment.md).
 """
 

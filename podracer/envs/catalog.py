@@ -81,12 +81,6 @@ ADAPTERS = {
         ),
         "another device environment, in groups that share a task for a while: lifetimes:worlds:all",
     ),
-    "gymnax": Entry(
-        _lazy("gymnax"),
-        "any environment of gymnax, such as gymnax:Breakout-MinAtar",
-        "gymnax",
-        ("gymnax", "six"),
-    ),
     "gymnasium": Entry(
         _lazy("host.gymnasium"),
         "host: any environment registered with Gymnasium, such as gymnasium:CartPole-v1",
@@ -115,9 +109,9 @@ _AS_IN_JSON = {"True": "true", "False": "false", "None": "null"}
 
 @typed
 def make(name: str, **options: Any) -> Any:
-    """Make the environment `name`, such as `catch`, `probe:memory` or `gymnax:Breakout-MinAtar`.
+    """Make the environment `name`, such as `catch`, `probe:memory` or `atari:pong`.
 
-    Options may be part of the name: `gymnax:MemoryChain-bsuite,memory_length=20`. An installed
+    Options may be part of the name: `partial:pendulum,hide=2`. An installed
     package has environments, too, see `podracer.io.entry_points`.
     Raises `ConfigError` for an unknown name or option, and where a package is not installed.
     """

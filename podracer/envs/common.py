@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import importlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -15,21 +13,7 @@ import numpy as np
 
 from podracer.errors import ConfigError, install_command
 from podracer.names import nearest
-from podracer.types import ArraySpec, Continuous, EnvironmentSpec, EnvState, PyTree, TimeStep
-
-
-@dataclasses.dataclass(frozen=True)
-class Adapted:
-    """One environment of another package, without restarts, as an adapter's functions.
-
-    Adapters cache it, so that equal names and options give the same object and one program.
-    """
-
-    spec: EnvironmentSpec
-    reset: Callable[[jax.Array], tuple[EnvState, TimeStep]]
-    step: Callable[[jax.Array, EnvState, jax.Array], tuple[EnvState, TimeStep]]
-    render: Callable[[EnvState], np.ndarray] | None = None
-    """Function that draws a state, uint8 `[H, W, 3]`, see `Features.render`."""
+from podracer.types import ArraySpec, PyTree
 
 
 def check_known(name: str, names: Iterable[str], problem: str) -> None:
@@ -38,24 +22,9 @@ def check_known(name: str, names: Iterable[str], problem: str) -> None:
         raise ConfigError(f"{problem} {name!r}: {nearest(name, names)}")
 
 
-@contextlib.contextmanager
-def refusing(problem: str, *errors: type[Exception]) -> Iterator[None]:
-    """Make a `ConfigError` of errors in the context, such as "gymnax cannot make 'Pong': ..."."""
-    try:
-        yield
-    except errors as error:
-        reason = str(error).partition("\n")[0].rstrip(".:")
-        raise ConfigError(f"{problem}: {reason}.") from error
-
-
 def strongly_typed(tree: PyTree) -> PyTree:
     """Return a tree whose leaves are arrays of their own dtype, none of them weakly typed."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
-
-
-def cast_like(tree: PyTree, target: PyTree) -> PyTree:
-    """Return a tree with the dtypes of another one of the same structure."""
-    return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), tree, target)
 
 
 def array_specs(tree: PyTree) -> PyTree:
@@ -67,14 +36,6 @@ def narrower(dtype: Any) -> np.dtype:
     """Return the dtype in which JAX has values of a dtype of NumPy: at most 32 bits."""
     dtype = np.dtype(dtype)
     return np.dtype(f"{dtype.kind}4") if dtype.kind in "fiu" and dtype.itemsize > 4 else dtype
-
-
-def continuous_actions(name: str, low: Any, high: Any, shape: tuple[int, ...]) -> Continuous:
-    """Return bounded actions as a flat vector. Raises `ConfigError` where a bound is missing."""
-    low, high = (np.broadcast_to(np.asarray(x), shape).ravel() for x in (low, high))
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise ConfigError(f"{name} has actions without bounds.")
-    return Continuous(tuple(map(float, low)), tuple(map(float, high)))
 
 
 def import_optional(module: str, name: str, extra: str) -> Any:

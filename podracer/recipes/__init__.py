@@ -22,7 +22,7 @@ from podracer.errors import ConfigError, PodracerError
 from podracer.io.entry_points import installed, package_of
 from podracer.io.paths import user_path
 from podracer.names import nearest
-from podracer.recipes import atari, cartpole, catch, memory, minatar, mujoco, pendulum, rules
+from podracer.recipes import atari, cartpole, catch, memory, mujoco, pendulum, rules
 from podracer.recipes.sizes import Size, accelerator
 from podracer.recipes.update_rules import with_update_rule
 
@@ -31,7 +31,7 @@ __all__ = [
     "with_size", "with_update_rule",
 ]  # fmt: skip
 
-_FAMILIES = (atari, cartpole, catch, rules, memory, minatar, mujoco, pendulum)
+_FAMILIES = (atari, cartpole, catch, rules, memory, mujoco, pendulum)
 RECIPES: dict[str, Callable[..., Experiment]] = {
     name: function
     for family in _FAMILIES

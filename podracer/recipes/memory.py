@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from podracer.agents import DQN, PPO, PQN, R2D2
+from podracer.agents import PPO, PQN, R2D2
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import MLP, TorsoNetwork
@@ -58,50 +58,4 @@ def memory_r2d2() -> Experiment:
         ),
         driver=AnakinConfig(num_envs=16, rollout_length=16, updates_per_chunk=20),
         frames=102_400,
-    )
-
-
-def memorychain_r2d2() -> Experiment:
-    """R2D2 on bsuite's memory chain: recall the first observation after 15 steps (gymnax)."""
-    return Experiment(
-        environment="gymnax:MemoryChain-bsuite,memory_length=15",
-        agent=R2D2(
-            learning_rate=2e-3,
-            target_update_period=50,
-            burn_in_length=8,
-            unroll_length=40,
-            n_step=3,
-            replay=Replay(capacity=40_000, batch_size=64, updates_per_rollout=8, prioritized=True),
-        ),
-        driver=AnakinConfig(num_envs=16, rollout_length=32, updates_per_chunk=20),
-        frames=307_200,
-    )
-
-
-def memorychain_pqn() -> Experiment:
-    """Recurrent PQN on the memory chain (gymnax)."""
-    return dataclasses.replace(
-        memorychain_r2d2(),
-        agent=PQN(
-            learning_rate=1e-3,
-            trace_lambda=0.95,
-            epsilon=Linear(1.0, 0.01, frames=30_000),
-            num_epochs=4,
-            network=TorsoNetwork(MLP((128,), layer_norm=True), memory="gru"),
-        ),
-        driver=AnakinConfig(num_envs=32, rollout_length=64, updates_per_chunk=5),
-    )
-
-
-def memorychain_dqn() -> Experiment:
-    """Feed-forward DQN on the memory chain: without a memory its mean return stays 0 (gymnax)."""
-    return dataclasses.replace(
-        memorychain_r2d2(),
-        agent=DQN(
-            learning_rate=1e-3,
-            epsilon=Linear(1.0, 0.05, frames=20_000),
-            target_update_period=50,
-            replay=Replay(capacity=50_000, updates_per_rollout=4),
-        ),
-        driver=AnakinConfig(num_envs=16, rollout_length=4, updates_per_chunk=100),
     )

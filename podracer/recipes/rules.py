@@ -10,7 +10,6 @@ from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.networks import Table
 from podracer.recipes.sizes import accelerator
-from podracer.replay import Replay
 
 
 def catch_disco() -> Experiment:
@@ -22,22 +21,6 @@ def catch_disco() -> Experiment:
         frames=58_000,
         evaluations=40,
         evaluation_episodes=100,
-    )
-
-
-def breakout_disco() -> Experiment:
-    """Disco103 on MinAtar Breakout (needs gymnax and --update-rule FILE), fully connected."""
-    return dataclasses.replace(
-        catch_disco(),
-        environment="gymnax:Breakout-MinAtar",
-        agent=Disco(
-            learning_rate=1e-3,
-            replay=Replay(capacity=1024 * 29, batch_size=64, updates_per_rollout=4, warmup=64 * 29),
-        ),
-        driver=AnakinConfig(num_envs=32, rollout_length=29, updates_per_chunk=10),
-        frames=1_000_000,
-        evaluations=20,
-        evaluation_policy="sampled",  # greedy episodes of this game are one or two
     )
 
 

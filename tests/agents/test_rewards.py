@@ -42,7 +42,7 @@ class Learner:
     """An agent's updates in an environment, from rewards that are multiplied on the way or not."""
 
     def __init__(self, name):
-        env = podracer.make(environment_for(name))
+        env = environment_for(name)
         settings = AGENTS[name]
         if name == "r2d2":
             settings = dataclasses.replace(settings, action_reward_inputs=False)

@@ -35,7 +35,7 @@ def for_gpu(function, *args) -> str:
 
 @variants("name", DEFAULT, AGENTS)
 def test_the_program_of_every_agent_can_be_lowered_for_a_gpu(name):
-    env = make(environment_for(name))
+    env = environment_for(name)
     agent = population.with_hyperparameters(AGENTS[name], {})
     mesh, config = make_mesh(jax.devices()[:1]), AnakinConfig(16, 8, 2)
     agent = blueprint(agent, env.spec, config.rollout_length)

@@ -52,7 +52,7 @@ def train(agent, pods, environment="catch", devices=1, updates=10):
 
 def alone(agent, seed, environment="catch", updates=10):
     """The same as a run of its own."""
-    env = make(environment)
+    env = make(environment) if isinstance(environment, str) else environment
     agent = blueprint(agent, env.spec, CONFIG.rollout_length)
     driver = Anakin(agent, env, CONFIG, jax.devices()[:1])
     progress = list(driver.run(driver.init(jax.random.key(seed)), Orders(updates)))

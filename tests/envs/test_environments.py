@@ -1,4 +1,4 @@
-"""Device environments: the algebra of episodes, the rules of each, names, and gymnax's."""
+"""Device environments: the algebra of episodes, the rules of each, and names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from episodes import play, random_actions
-from variants import variants
 from walk import Walk
 
 from podracer.checks import check_environment
@@ -39,19 +38,6 @@ from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.io import entry_points
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec
-
-needs_gymnax = pytest.mark.skipif(
-    not (importlib.util.find_spec("gymnax") and importlib.util.find_spec("six")),
-    reason="gymnax is not installed",
-)
-GYMNAX = (
-    "CartPole-v1",
-    "Catch-bsuite",
-    "MemoryChain-bsuite",
-    "Breakout-MinAtar",
-    "Asterix-MinAtar",
-    "Pendulum-v1",
-)
 
 
 @functools.cache
@@ -396,11 +382,11 @@ def test_the_memory_probe_needs_memory() -> None:
         ("catsch", ("catsch", "did you mean catch?")),
         ("CartPole", ("did you mean cartpole?",)),
         ("probe:memroy", ("probe:memory",)),
-        ("gymnax:", ("gymnax:NAME",)),
+        ("atari:", ("atari:NAME",)),
+        ("gymnax:Catch-bsuite", ("gymnax:Catch-bsuite is in podracer-environments: `pip install",)),
         ("zzz", ("`podracer list environments` shows the names",)),
         ("ALE/Pong-v5", ("write atari:pong instead",)),
         ("CartPole-v1", ("of Gymnasium it is gymnasium:CartPole-v1",)),
-        ("xminigrid:Mini-v0", ("xminigrid:Mini-v0 is in podracer-environments: `pip install -e",)),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, words: tuple[str, ...]) -> None:
@@ -434,68 +420,13 @@ def test_wrong_options_of_a_name_are_refused_with_what_to_write(name, words, mon
 
 def test_names_lists_what_can_be_made() -> None:
     listed = {name: (about, how) for name, about, how in names()}
-    assert {"catch", "cartpole", "pendulum", "probe:memory", "gymnax:NAME"} <= set(listed)
+    assert {"catch", "cartpole", "pendulum", "probe:memory", "atari:NAME"} <= set(listed)
     assert all(about and "\n" not in about for about, _ in listed.values())
     assert listed["catch"][1] == "installed"
-    found = importlib.util.find_spec("gymnax") and importlib.util.find_spec("six")
-    assert listed["gymnax:NAME"][1] == (
-        "installed" if found else 'pip install -e ".[gymnax]" in the clone of podracer'
+    found = importlib.util.find_spec("ale_py") and importlib.util.find_spec("gymnasium")
+    assert listed["atari:NAME"][1] == (
+        "installed" if found else 'pip install -e ".[atari]" in the clone of podracer'
     )
-
-
-# --- gymnax --------------------------------------------------------------------------------------
-
-# Before release 1 gymnax scatters numbers into flags and asks for int64.
-old_gymnax = [
-    pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning"),
-]
-
-
-def of_gymnax(test: Any) -> Any:
-    for mark in (needs_gymnax, *old_gymnax):
-        test = mark(test)
-    return test
-
-
-@of_gymnax
-@variants("name", ["Catch-bsuite", "Pendulum-v1"], GYMNAX)
-def test_gymnax_environment(name: str) -> None:
-    env = make(f"gymnax:{name}")
-    spec = check_environment(env)
-    assert spec.name == f"gymnax:{name}"
-    assert hash(env) == hash(make(f"gymnax:{name}"))
-    timesteps, _ = play(env, 100, 4)
-    check_episodes(timesteps)
-    assert timesteps.observation.shape == (101, 4, *spec.observation.shape)
-    assert timesteps.observation.dtype == spec.observation.dtype
-
-
-@of_gymnax
-def test_gymnax_time_out_is_not_a_terminal() -> None:
-    shown, _ = play(make("gymnax:Catch-bsuite", max_steps_in_episode=4), 20, 4)
-    assert np.flatnonzero(shown.last.all(axis=1)).tolist() == [4, 9, 14, 19]
-    assert (shown.discount == 1).all()
-    assert not shown.reward.any()
-
-    # This one keeps its own flag of having ended, which the clock must not set.
-    shown, _ = play(make("gymnax:Breakout-MinAtar", max_steps_in_episode=3), 20, 4)
-    assert np.flatnonzero(shown.last.all(axis=1)).tolist() == [3, 7, 11, 15, 19]
-    assert (shown.discount == 1).all()
-
-
-@of_gymnax
-def test_gymnax_terminal_wins_over_the_clock() -> None:
-    shown, _ = play(make("gymnax:Catch-bsuite", max_steps_in_episode=9), 27, 4)
-    assert np.flatnonzero((shown.discount == 0).all(axis=1)).tolist() == [9, 18, 27]
-    assert not shown.last.any()
-
-
-@of_gymnax
-def test_gymnax_observations_know_the_clock() -> None:
-    """The limit is a part of this one's observation, so it cannot just be lifted."""
-    shown, _ = play(make("gymnax:DiscountingChain-bsuite", max_steps_in_episode=10), 10, 2)
-    np.testing.assert_allclose(shown.observation[:, 0, 1], np.arange(11) / 10, rtol=1e-6)
 
 
 # --- hidden components ---------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from podracer.devices.mesh import make_mesh
 from podracer.drivers import anakin, population
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.state import abstract_state
-from podracer.envs import make
 from podracer.networks import CNN, MLP, Head, ResNet, TorsoNetwork
 from podracer.types import ArraySpec
 
@@ -110,7 +109,7 @@ def test_a_bias_is_summed_over_many_rows_in_float32():
 @variants("name", FAST, AGENTS)
 def test_the_state_of_every_agent_stays_float32(name):
     env, mesh, config = (
-        make(environment_for(name)),
+        environment_for(name),
         make_mesh(jax.devices()[:1]),
         AnakinConfig(16, 8, 2),
     )

@@ -20,7 +20,6 @@ from podracer.agents.rules.lpg.rule_file import encode_rule
 from podracer.agents.rules.lpg.student import lpg_student
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
-from podracer.envs import make
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.checkpoint import Checkpointer, stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
@@ -188,7 +187,7 @@ def test_a_student_obeys_the_rule_of_its_own_run(tmp_path):
 
 def test_agents_declare_their_frames():
     for name in ("ppo", "stacx", "dqn", "sac", "disco", "lpg_student"):
-        agent = blueprint(AGENTS[name], make(environment_for(name)).spec).build()
+        agent = blueprint(AGENTS[name], environment_for(name).spec).build()
         state = jax.eval_shape(lambda agent=agent: agent.init(jax.random.key(0), 16).shared)
         frames = [path for path in leaves_by_path(state) if path.endswith("frames")]
         assert len(frames) == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import disco
 import jax
+import jax.numpy as jnp
 
 from podracer.agent import Blueprint, Context, ReadsFile
 from podracer.agents.a2c import A2C
@@ -26,11 +27,14 @@ from podracer.agents.rules.lpg.rule_file import encode_rule
 from podracer.agents.rules.lpg.student import lpg_student
 from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
+from podracer.envs import make
+from podracer.envs.catch import Catch
 from podracer.envs.probes import GAMMA
 from podracer.networks import MLP, ResNet, TorsoNetwork
 from podracer.ops.action_values import Atoms, Quantiles
 from podracer.replay import Replay
 from podracer.schedules import Linear
+from podracer.types import ArraySpec
 
 SMALL = TorsoNetwork(MLP((16,)))
 RECURRENT = TorsoNetwork(MLP((16,)), memory="gru", memory_size=8)
@@ -146,15 +150,30 @@ CONTINUOUS = (
     "sac", "sac-gru", "td3", "td3-lstm", "fast_td3",
     "muzero-sampled",
 )  # fmt: skip
-ENVIRONMENTS = dict.fromkeys(CONTINUOUS, "pendulum") | {
-    "muzero-planes": "gymnax:Breakout-MinAtar",
-    "ppo-multidiscrete": "probe:multidiscrete",
-}
+ENVIRONMENTS = dict.fromkeys(CONTINUOUS, "pendulum") | {"ppo-multidiscrete": "probe:multidiscrete"}
+
+
+class SquareCatch(Catch):
+    """Catch as a square picture, f32 `[10, 10, 1]`."""
+
+    @property
+    def spec(self):
+        return dataclasses.replace(super().spec, observation=ArraySpec((10, 10, 1)))
+
+    def reset(self, key):
+        return self._picture(*super().reset(key))
+
+    def step(self, key, state, action):
+        return self._picture(*super().step(key, state, action))
+
+    def _picture(self, state, timestep):
+        picture = jnp.pad(timestep.observation[..., None], ((0, 0), (0, 5), (0, 0)))
+        return state, dataclasses.replace(timestep, observation=picture)
 
 
 def environment_for(name):
-    """The name of an environment for an agent of `AGENTS`."""
-    return ENVIRONMENTS.get(name, "catch")
+    """An environment for an agent of `AGENTS`."""
+    return SquareCatch() if name == "muzero-planes" else make(ENVIRONMENTS.get(name, "catch"))
 
 
 def blueprint(settings, spec, rollout_length=8):

@@ -13,17 +13,11 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import (
-    Adapted,
-    array_specs,
-    check_known,
-    continuous_actions,
-    strongly_typed,
-)
+from podracer.envs.common import array_specs, check_known, strongly_typed
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
-from podracer_environments.suites import import_suite
+from podracer_environments.suites import Adapted, continuous_actions, import_suite
 
 BACKENDS = ("spring", "positional", "generalized", "mjx")
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import Adapted, array_specs, cast_like, check_known, strongly_typed
+from podracer.envs.common import array_specs, check_known, strongly_typed
 from podracer.types import Discrete, EnvironmentSpec, PyTree, TimeStep
-from podracer_environments.suites import import_suite, without_key
+from podracer_environments.suites import Adapted, cast_like, import_suite, without_key
 
 NAMES = (
     "Craftax-Classic-Symbolic-v1",

@@ -18,11 +18,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracer.envs.common import check_known, narrower, refusing
+from podracer.envs.common import check_known, narrower
 from podracer.envs.host.atari import TimestepBuilder, check_actions, row_seeds
 from podracer.errors import ConfigError
 from podracer.types import ArraySpec, Continuous, Discrete, EnvironmentSpec, PyTree, TimeStep
-from podracer_environments.suites import import_suite
+from podracer_environments.suites import import_suite, refusing
 
 IMPALA_OPTIONS = {
     "noop_max": 30,  # EnvPool draws from 1

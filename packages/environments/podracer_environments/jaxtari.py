@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import cast_like, check_known, refusing, strongly_typed
+from podracer.envs.common import check_known, strongly_typed
 from podracer.errors import ConfigError
 from podracer.fields import bounded, check_ranges, struct
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, PyTree, TimeStep
-from podracer_environments.suites import import_suite
+from podracer_environments.suites import cast_like, import_suite, refusing
 
 SIZE = (84, 84)  # height and width of observations
 LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue

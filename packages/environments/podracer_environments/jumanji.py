@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import (
-    Adapted,
-    array_specs,
-    check_known,
-    continuous_actions,
-    refusing,
-    strongly_typed,
-)
+from podracer.envs.common import array_specs, check_known, strongly_typed
 from podracer.types import ACTION_MASK, Discrete, EnvironmentSpec, MultiDiscrete, PyTree, TimeStep
-from podracer_environments.suites import as_dict, import_suite, without_key
+from podracer_environments.suites import (
+    Adapted,
+    as_dict,
+    continuous_actions,
+    import_suite,
+    refusing,
+    without_key,
+)
 
 
 def jumanji(name: str, **options: Any) -> AutoReset:

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from podracer.envs.common import check_known, refusing
+from podracer.envs.common import check_known
 from podracer.envs.host.atari import row_seeds
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec, TimeStep
-from podracer_environments.suites import import_suite
+from podracer_environments.suites import import_suite, refusing
 
 
 def mjlab(task: str, *, device: str = "", seconds: float = 0.0, bound: float = 1.0) -> Mjlab:

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import Adapted, array_specs, check_known, refusing, strongly_typed
+from podracer.envs.common import array_specs, check_known, strongly_typed
 from podracer.types import Discrete, EnvironmentSpec, PyTree, TimeStep
-from podracer_environments.suites import import_suite
+from podracer_environments.suites import Adapted, import_suite, refusing
 
 
 def octax(name: str, **options: Any) -> AutoReset:

@@ -10,19 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart
-from podracer.envs.common import (
-    Adapted,
-    array_specs,
-    check_known,
-    continuous_actions,
-    refusing,
-    strongly_typed,
-)
+from podracer.envs.common import array_specs, check_known, strongly_typed
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
 from podracer_environments.brax import TimedState, check_episode_length, timed_transition
-from podracer_environments.suites import import_suite
+from podracer_environments.suites import Adapted, continuous_actions, import_suite, refusing
 
 PARTS = {"privileged_state", "state"}  # the second for policies, the first for critics
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import Adapted, check_known, strongly_typed
+from podracer.envs.common import check_known, strongly_typed
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, PyTree, TimeStep
-from podracer_environments.suites import import_suite, without_key
+from podracer_environments.suites import Adapted, import_suite, without_key
 
 
 def xminigrid(name: str) -> AutoReset:

@@ -65,7 +65,7 @@ ROUNDED = {
 @variants(("name", "learners"), DEFAULT, itertools.product(AGENTS, (1, 2, 4)))
 def test_lock_step_equals_anakin_to_the_bit(name, learners):
     """Every leaf of the state, environments included, and every metric, after ten updates."""
-    data = blueprint(AGENTS[name], make(environment_for(name)).spec).context.data
+    data = blueprint(AGENTS[name], environment_for(name).spec).context.data
     rtol = ROUNDED.get((name, learners), 0.0)
     check_parity(AGENTS[name], environment_for(name), learners, data=data, rtol=rtol)
 
@@ -79,7 +79,7 @@ def test_lock_step_equals_anakin_to_the_bit(name, learners):
 )  # fmt: skip
 def test_an_update_in_pieces_equals_the_whole_one_to_the_bit(name, learners, config):
     """Every leaf of the state and every metric of learning, before and after a replay's warm-up."""
-    agent, env = AGENTS[name], DeviceEnvironments(make(environment_for(name)))
+    agent, env = AGENTS[name], DeviceEnvironments(environment_for(name))
     devices = {"devices": 1} if learners == 1 else {"devices": 3, "learners": 2}
     whole = {**devices, **config, "update_pieces": 0, "policy_lag": 0}
     with optimized():

@@ -14,9 +14,16 @@ from typing import Any
 import jax
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs import common
+from podracer.envs.common import array_specs, check_known, strongly_typed
 from podracer.errors import ConfigError
 from podracer.types import Continuous, Discrete, EnvironmentSpec, PyTree, TimeStep
+from podracer_environments.suites import (
+    Adapted,
+    cast_like,
+    continuous_actions,
+    import_suite,
+    refusing,
+)
 
 
 def gymnax(name: str, **params: Any) -> AutoReset:
@@ -29,25 +36,25 @@ def gymnax(name: str, **params: Any) -> AutoReset:
 
 
 @functools.cache
-def _load(name: str, changes: tuple[tuple[str, Any], ...]) -> common.Adapted:
-    library = common.import_optional("gymnax", f"gymnax:{name}", "gymnax")
-    common.check_known(name, library.registered_envs, "gymnax has no environment")
+def _load(name: str, changes: tuple[tuple[str, Any], ...]) -> Adapted:
+    library = import_suite("gymnax", f"gymnax:{name}")
+    check_known(name, library.registered_envs, "gymnax has no environment")
     with jax.ensure_compile_time_eval():
-        with common.refusing(f"gymnax cannot make {name!r}", OSError):  # some download their data
+        with refusing(f"gymnax cannot make {name!r}", OSError):  # some download their data
             env, params = library.make(name)
         fields = [field.name for field in dataclasses.fields(params)]
         for key, value in changes:
-            common.check_known(key, fields, f"gymnax:{name} has no parameter")
+            check_known(key, fields, f"gymnax:{name} has no parameter")
             if isinstance(getattr(params, key), int | float) and not isinstance(value, int | float):
                 raise ConfigError(f"gymnax:{name}: {key} must be a number, not {value!r}.")
         params = dataclasses.replace(params, **dict(changes))
         # The observation space of some environments has another dtype than their observations.
         initial, _ = jax.eval_shape(env.reset_env, jax.random.key(0), params)
         space = env.action_space(params)
-        spec = EnvironmentSpec(f"gymnax:{name}", common.array_specs(initial), _actions(name, space))
+        spec = EnvironmentSpec(f"gymnax:{name}", array_specs(initial), _actions(name, space))
 
     def reset(key: jax.Array) -> tuple[PyTree, TimeStep]:
-        observation, state = common.strongly_typed(env.reset_env(key, params))
+        observation, state = strongly_typed(env.reset_env(key, params))
         return state, restart(observation)
 
     def step(key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
@@ -59,16 +66,16 @@ def _load(name: str, changes: tuple[tuple[str, Any], ...]) -> common.Adapted:
             unlimited = params.replace(max_steps_in_episode=float("inf"))
             _, next_state, reward, terminal, _ = env.step_env(key, state, action, unlimited)
             timeout = next_state.time >= params.max_steps_in_episode
-        observation = common.cast_like(observation, spec.observation)
+        observation = cast_like(observation, spec.observation)
         timestep = transition(observation, reward, terminal=terminal, timeout=timeout)
-        return common.cast_like(next_state, state), timestep
+        return cast_like(next_state, state), timestep
 
-    return common.Adapted(spec, reset, step)
+    return Adapted(spec, reset, step)
 
 
 def _actions(name: str, space: Any) -> Discrete | Continuous:
     if hasattr(space, "n"):
         return Discrete(int(space.n))
     if hasattr(space, "low"):
-        return common.continuous_actions(f"gymnax:{name}", space.low, space.high, space.shape)
+        return continuous_actions(f"gymnax:{name}", space.low, space.high, space.shape)
     raise ConfigError(f"gymnax:{name} has actions of the kind {type(space).__name__}.")
