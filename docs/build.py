@@ -35,6 +35,7 @@ PAGES = {  # file of the repository -> page of the site
     "packages/games/README.md": "packages/games.md",
     "packages/offline/README.md": "packages/offline.md",
     "packages/plan/README.md": "packages/plan.md",
+    "packages/testing/README.md": "packages/testing.md",
     "packages/trading/README.md": "packages/trading.md",
     "packages/trained/README.md": "packages/trained.md",
 }
@@ -77,6 +78,7 @@ packages/environments
 packages/games
 packages/offline
 packages/plan
+packages/testing
 packages/trading
 packages/trained
 contributing

@@ -1,11 +1,11 @@
-"""The plugin of every suite (`podracer.testing.plugin`), and what the core's tests add to it."""
+"""The plugin of every suite (`podracer_testing.plugin`), and what the core's tests add to it."""
 
 from collections.abc import Iterator
 
 import pytest
 from sockets import listeners
 
-pytest_plugins = ["podracer.testing.plugin", "sharing", "fault_matrix", "pytester"]
+pytest_plugins = ["podracer_testing.plugin", "sharing", "fault_matrix", "pytester"]
 
 
 @pytest.fixture

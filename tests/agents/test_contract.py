@@ -21,8 +21,8 @@ from podracer.drivers.anakin import AnakinConfig, check
 from podracer.errors import ConfigError
 from podracer.fields import static, struct
 from podracer.ops.distributions import policy
-from podracer.testing.contract import check_gradients, check_greedy, check_time_outs
 from podracer.types import EnvironmentSpec
+from podracer_testing.contract import check_gradients, check_greedy, check_time_outs
 
 SOME_ON_POLICY = [name if name in ("impala", "ppo") else slow(name) for name in ON_POLICY]
 MEMORIES = ("none", "gru", "lstm", "gtrxl")

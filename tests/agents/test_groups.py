@@ -28,8 +28,8 @@ from podracer.agents.common import actor_critic
 from podracer.checks import check_agent
 from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
-from podracer.testing.parity import check_parity
 from podracer.types import ACTION_MASK, ArraySpec, TimeStep
+from podracer_testing.parity import check_parity
 
 CUE, LUCK = jnp.array([[1.0], [-1.0], [1.0], [-1.0]]), jnp.array([[1.0], [1.0], [-1.0], [-1.0]])
 SMALL_AGENTS = {

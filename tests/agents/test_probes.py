@@ -26,8 +26,8 @@ from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.envs import make
 from podracer.evaluate import make_evaluator
-from podracer.testing.probes import check_probe, train
 from podracer.types import LearnerState, TimeStep
+from podracer_testing.probes import check_probe, train
 
 
 def values_of(

@@ -30,8 +30,8 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.replay import Sample
 from podracer.schedules import Linear
-from podracer.testing.reset_steps import COLUMNS, check_reset_steps, check_reset_steps_of_replay
 from podracer.types import Step, TimeStep, Trajectory
+from podracer_testing.reset_steps import COLUMNS, check_reset_steps, check_reset_steps_of_replay
 
 ONE_BATCH = {"num_minibatches": 1, "num_epochs": 3, "network": network(shared=False)}
 ON_POLICY = {

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from child import exit_code
 
-from podracer.testing.plugin import CACHE
+from podracer_testing.plugin import CACHE
 
 
 @pytest.fixture

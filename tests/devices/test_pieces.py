@@ -13,7 +13,7 @@ from podracer.devices.fused import cond, scan
 from podracer.devices.mesh import DATA, REPLICATED, make_mesh
 from podracer.devices.ordering import shard_in_order
 from podracer.devices.pieces import Pieces, lower_in_pieces
-from podracer.testing.parity import optimized
+from podracer_testing.parity import optimized
 
 
 def loop(x, length=7):

@@ -14,8 +14,8 @@ from podracer.ops.action_values import Atoms
 from podracer.ops.distributions import from_bounds, to_bounds
 from podracer.ops.transforms import evenly_spaced, two_hot
 from podracer.schedules import Linear, value_at
-from podracer.testing.parity import optimized
 from podracer.types import Continuous
+from podracer_testing.parity import optimized
 
 
 def boxes():

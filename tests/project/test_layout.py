@@ -33,7 +33,6 @@ FLOORS = (
     ("reports",),
     ("cli",),
     ("__init__", "__main__"),
-    ("testing",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

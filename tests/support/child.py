@@ -13,7 +13,7 @@ import pytest
 
 from podracer.cli.main import main
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.testing.plugin import CACHE
+from podracer_testing.plugin import CACHE
 
 TIMINGS = ("seconds", "frames_per_second", "actor_idle", "learner_idle", "queue_occupancy")
 

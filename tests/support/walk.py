@@ -1,4 +1,4 @@
-"""Updates of agents in the walk of `podracer.testing.walk`, whose names are here, too."""
+"""Updates of agents in the walk of `podracer_testing.walk`, whose names are here, too."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from podracer.testing.walk import *  # noqa: F403
-from podracer.testing.walk import WALK, advance, enter, fresh, learn
 from podracer.types import LearnerState, Trajectory
+from podracer_testing.walk import *  # noqa: F403
+from podracer_testing.walk import WALK, advance, enter, fresh, learn
 
 
 def slow(*values: Any) -> Any:

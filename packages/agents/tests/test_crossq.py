@@ -22,12 +22,12 @@ from podracer.ops.action_values import Atoms
 from podracer.ops.distributions import SquashedNormal
 from podracer.replay import Replay
 from podracer.schedules import Linear
-from podracer.testing.contract import check_contract
-from podracer.testing.parity import check_parity
 from podracer_agents.batch_norm import WARMUP_BATCHES, BatchNorm
 from podracer_agents.networks import NormalizedMLP
 from podracer_agents.sac import crossq, flash_sac, simbav2
 from podracer_agents.spherical import RMSNorm, UnitLinear, to_unit_norm
+from podracer_testing.contract import check_contract
+from podracer_testing.parity import check_parity
 
 BATCH_NORM, SPHERICAL = {"batch_norm": True}, {"spherical": True}
 VALUES = {"return_distribution": Atoms(-5.0, 5.0, 11), "learning_rate": 1e-3}

@@ -20,10 +20,10 @@ from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms
 from podracer.replay import Replay
-from podracer.testing.contract import check_contract
-from podracer.testing.parity import check_parity
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
 from podracer_agents.discrete_sac import DiscreteSAC
+from podracer_testing.contract import check_contract
+from podracer_testing.parity import check_parity
 
 N, A = 7, 3
 SETTINGS = DiscreteSAC(

@@ -37,11 +37,11 @@ from podracer.agents.impala import Impala
 from podracer.devices.mesh import find_devices, make_mesh
 from podracer.drivers.anakin import Anakin, AnakinConfig, make_chunk
 from podracer.drivers.state import abstract_state
-from podracer.testing.contract import check_greedy
-from podracer.testing.parity import check_parity
-from podracer.testing.reset_steps import check_reset_steps
 from podracer.types import LearnerState, Trajectory
 from podracer_agents.frodo import Frodo, split_environments
+from podracer_testing.contract import check_greedy
+from podracer_testing.parity import check_parity
+from podracer_testing.reset_steps import check_reset_steps
 
 
 def make(**fields: Any) -> Frodo:

@@ -21,10 +21,10 @@ from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
-from podracer.testing.parity import check_parity
 from podracer.types import Step
 from podracer_agents.goals import BitFlipping, Reach
 from podracer_agents.hindsight import HindsightReplay
+from podracer_testing.parity import check_parity
 
 B, LENGTH = 4, 3  # two steps in a return
 REPLAY = HindsightReplay(16 * 40, batch_size=16, updates_per_rollout=2, warmup=256, horizon=4)

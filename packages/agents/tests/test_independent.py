@@ -19,9 +19,9 @@ from podracer.cli.main import main
 from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
 from podracer.rollout import init_actor, rollout
-from podracer.testing.parity import check_parity
 from podracer.types import LearnerState
 from podracer_agents.independent import IndependentLearners, joint_spec
+from podracer_testing.parity import check_parity
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 KEY, SMALL = jax.random.key(0), TorsoNetwork(MLP((8,)))

@@ -20,13 +20,13 @@ from podracer.networks.convolutions import Convolution
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.action_values import Atoms, Mean, Quantiles
 from podracer.replay import Replay
-from podracer.testing.contract import check_contract
-from podracer.testing.parity import check_parity
-from podracer.testing.probes import check_probe
-from podracer.testing.reset_steps import check_reset_steps_of_replay
 from podracer.types import ACTION_MASK, ArraySpec, TimeStep
 from podracer_agents.munchausen import MunchausenDQN, bonus, soft_policy
 from podracer_agents.spectral import Spectral, normalize, spectral_norm
+from podracer_testing.contract import check_contract
+from podracer_testing.parity import check_parity
+from podracer_testing.probes import check_probe
+from podracer_testing.reset_steps import check_reset_steps_of_replay
 
 TEMPERATURE, WEIGHT, CLIP = 0.5, 0.8, -0.6
 NETWORK = TorsoNetwork(MLP((8,), "tanh"))

@@ -17,12 +17,12 @@ from podracer.environment import auto_reset
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms, Quantiles
 from podracer.replay import Replay
-from podracer.testing.contract import check_contract
-from podracer.testing.parity import check_parity
-from podracer.testing.probes import check_probe
-from podracer.testing.reset_steps import check_reset_steps_of_replay
 from podracer.types import TimeStep
 from podracer_agents.qt_opt import QTOpt
+from podracer_testing.contract import check_contract
+from podracer_testing.parity import check_parity
+from podracer_testing.probes import check_probe
+from podracer_testing.reset_steps import check_reset_steps_of_replay
 
 N = 4
 NETWORK = TorsoNetwork(MLP((8,), "tanh"))

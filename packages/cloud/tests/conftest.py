@@ -1,1 +1,1 @@
-pytest_plugins = ["podracer.testing.plugin", "fault_matrix"]
+pytest_plugins = ["podracer_testing.plugin", "fault_matrix"]

@@ -2,7 +2,7 @@ import pytest
 
 import podracer
 
-pytest_plugins = ["podracer.testing.plugin"]
+pytest_plugins = ["podracer_testing.plugin"]
 
 
 @pytest.fixture(scope="session")

@@ -25,10 +25,10 @@ from podracer.envs.probes import GAMMA, PROBES
 from podracer.evaluate import make_evaluator
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
-from podracer.testing import probes
 from podracer.types import TimeStep
 from podracer_games.alphazero import AlphaZero
 from podracer_games.model import WithModel
+from podracer_testing import probes
 
 SMALL = TorsoNetwork(MLP((8,)))
 

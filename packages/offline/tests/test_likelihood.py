@@ -11,9 +11,9 @@ import pytest
 from scipy import stats
 
 from podracer.ops.distributions import Normal, from_bounds
-from podracer.testing.parity import optimized
 from podracer.types import Continuous
 from podracer_offline.likelihood import clipped_log_prob
+from podracer_testing.parity import optimized
 
 
 def boxes():

@@ -1,1 +1,1 @@
-pytest_plugins = ["podracer.testing.plugin"]
+pytest_plugins = ["podracer_testing.plugin"]

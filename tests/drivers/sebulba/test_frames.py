@@ -20,8 +20,8 @@ from podracer.drivers.sebulba.trajectory import complete
 from podracer.environment import auto_reset
 from podracer.envs.host.atari import Atari
 from podracer.fields import struct
-from podracer.testing.parity import check_equal, optimized
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
+from podracer_testing.parity import check_equal, optimized
 
 STACK = ArraySpec((2, 3, 4), np.uint8, frame_stack=True)
 SPEC = EnvironmentSpec("frames", {"picture": STACK, "speed": ArraySpec((2,))}, Discrete(3))

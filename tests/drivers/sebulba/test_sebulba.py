@@ -36,8 +36,8 @@ from podracer.io.checkpoint import fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.recipes import RECIPES
 from podracer.run.training import train
-from podracer.testing.parity import check_equal, check_parity, optimized
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, LearnerState
+from podracer_testing.parity import check_equal, check_parity, optimized
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ import pytest
 
 from podracer.agent import Agent, Blueprint, Context
 from podracer.replay import Buffer, Replay, Sample
-from podracer.testing.walk import WALK
 from podracer.types import LearnerState, Step, TimeStep, Trajectory
+from podracer_testing.walk import WALK
 
 COLUMNS = 8
 TAIL = 6  # common steps at the end, so that the last one that is learned is the same

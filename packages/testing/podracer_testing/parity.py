@@ -15,7 +15,7 @@ from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.drivers.progress import Orders
 from podracer.drivers.sebulba import Sebulba, SebulbaConfig
 from podracer.envs import make
-from podracer.testing.plugin import QUICK
+from podracer_testing.plugin import QUICK
 
 UPDATES = 10
 

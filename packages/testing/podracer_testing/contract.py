@@ -11,7 +11,7 @@ import numpy as np
 
 from podracer.agent import Agent, Blueprint, Context
 from podracer.checks import check_agent
-from podracer.testing import walk
+from podracer_testing import walk
 
 _RUNNING_MOMENTS = ("mean", "variance", "batches")  # fields of layers that get no gradient
 
