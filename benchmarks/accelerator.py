@@ -10,8 +10,9 @@ The most valuable figures come first. Each one is appended to `--out` the moment
 a cut loses nothing; started again, it leaves out what the file has for this commit, this device and
 these settings of XLA. A case that fails is recorded with its error, and tried again next time.
 
-Needed are the packages of `pip install -e . -e packages/plan` (from wheels, where there is no
-network) with a jaxlib for the device, and no network. The console script need not be installed.
+Needed are the packages of `pip install -e . -e packages/plan -e packages/environments` (from
+wheels, where there is no network) with a jaxlib for the device, and no network. The console script
+need not be installed.
 Used where they are: `gymnax` and `six` for MinAtar, else Catch on a board of the same shape stands
 in; `ale_py` and `gymnasium`, or `envpool`, for Atari, else frames that were drawn beforehand.
 Records name what ran.

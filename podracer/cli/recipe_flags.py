@@ -19,10 +19,9 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    size: Size | None = None
+    size: Size = "laptop"
     """Size of the recipe: environments, batches and what follows from them, for a laptop or for one
-    accelerator. By default train, plan and compile take the accelerator's on an accelerator,
-    unless --num-envs or few --frames are given; some recipes have one size."""
+    accelerator; some recipes have one size."""
 
 
 def own_recipe(name: str, flags: Sequence[str] = ()) -> str | None:
@@ -39,10 +38,10 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     """
     find_modules_here(name, own_recipe(name, flags))
     options, remaining = take_values(flags, recipes.options_of(name))
-    values = take_values(remaining, {"size": Size | None, "environment": str})[0]
+    values = take_values(remaining, {"size": Size, "environment": str})[0]
     find_modules_here((values | options).get("environment"))
     experiment = recipes.find(name, **options)
-    if values.get("size"):
+    if "size" in values:
         experiment = recipes.with_size(experiment, name, values["size"])
     if "environment" in values:
         experiment = experiment.with_environment(values["environment"])
@@ -60,17 +59,6 @@ def find_experiment(arguments: Sequence[str]) -> tuple[str, Experiment, list[str
     if rules:
         experiment = recipes.with_update_rule(experiment, rules["update_rule"])
     return recipe, experiment, flags
-
-
-def with_size_for(platform: str, arguments: Sequence[str], experiment: Experiment) -> Sequence[str]:
-    """Return the arguments with the size for devices of a platform, or as they are."""
-    recipe, flags = leading_name(arguments, "catch")
-    if platform == "cpu" or not recipes.accelerator_changes(recipe):
-        return arguments
-    values, remaining = take_values(flags, {"size": str, "environment": str, "driver": str})
-    default = find_recipe(recipe, remaining)[0]
-    size = recipes.fitting_size(recipe, platform, experiment, default)
-    return arguments if "size" in values or size == "laptop" else [*arguments, "--size", size]
 
 
 def find_modules_here(*names: str | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from podracer.cli.recipe_flags import find_experiment, own_recipe, parse_experiment, with_size_for
+from podracer.cli.recipe_flags import find_experiment, own_recipe, parse_experiment
 from podracer.cli.run_options import AtCheckpoint
 from podracer.config.experiment import Experiment
 from podracer.devices.startup import Hosts, check_not_alone, initialize_devices
@@ -60,12 +60,13 @@ class TrainOptions(NewRunOptions):
 
 def train(arguments: Sequence[str]) -> int:
     """Run `podracer train`: train an agent."""
-    recipe, options, experiment = _parse(arguments)
-
-    def for_platform(platform: str) -> Experiment:
-        sized = with_size_for(platform, arguments, experiment)
-        return experiment if sized is arguments else _parse(sized)[2]
-
+    recipe, experiment, flags = find_experiment(arguments)
+    description = "Train an agent. `podracer list recipes` names the recipes."
+    if names := [f"--{name.replace('_', '-')}" for name in options_of(recipe)]:
+        description += f" Flags of {recipe} itself: {', '.join(names)}."
+    options, experiment = parse_experiment(
+        f"train {recipe}", flags, experiment, TrainOptions(), description
+    )
     if options.weights is None and options.checkpoint != "newest":
         raise ConfigError("a checkpoint is that of another run: name the run by --weights.")
     begin = None
@@ -80,18 +81,7 @@ def train(arguments: Sequence[str]) -> int:
         [*options.attach, *options.track],
         begin=begin,
         recipe=own_recipe(recipe, arguments),
-        for_platform=for_platform,
     )
-
-
-def _parse(arguments: Sequence[str]) -> tuple[str, TrainOptions, Experiment]:
-    """Return the recipe's name, and the options and the experiment of the flags."""
-    recipe, experiment, flags = find_experiment(arguments)
-    description = "Train an agent. `podracer list recipes` names the recipes."
-    if names := [f"--{name.replace('_', '-')}" for name in options_of(recipe)]:
-        description += f" Flags of {recipe} itself: {', '.join(names)}."
-    title = f"train {recipe}"
-    return recipe, *parse_experiment(title, flags, experiment, TrainOptions(), description)
 
 
 # --- what commands that train have in common ------------------------------------------------------
@@ -108,14 +98,12 @@ def run(
     recipe: str | None = None,
     num_devices: int = 0,
     finish: Callable[[Path, Experiment, str | None], None] | None = None,
-    for_platform: Callable[[str], Experiment] | None = None,
 ) -> int:
     """Train an experiment, shown on the terminal, and return the exit code.
 
     `recipe` names the user's own recipe, which commands on the run need. `num_devices` of a CPU are
     taken where the experiment leaves the number open. `finish` prints the outcome of a run that has
-    reached its end, in place of a summary. `for_platform` returns the experiment for the devices
-    that are there. `podracer.train` takes the other arguments.
+    reached its end, in place of a summary. `podracer.train` takes the other arguments.
     """
     experiment.check()
     if experiment.pods and hosts == Hosts():
@@ -131,8 +119,6 @@ def run(
     initialize_devices(hosts, devices, experiment.arch)
     import jax
 
-    if for_platform is not None:
-        experiment = for_platform(jax.default_backend())
     from podracer.run.training import train
 
     result = train(

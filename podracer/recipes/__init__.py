@@ -27,8 +27,8 @@ from podracer.recipes.sizes import Size, accelerator
 from podracer.recipes.update_rules import with_update_rule
 
 __all__ = [
-    "RECIPES", "Size", "accelerator", "accelerator_changes", "find", "fitting_size", "options_of",
-    "with_size", "with_update_rule",
+    "RECIPES", "Size", "accelerator", "accelerator_changes", "find", "options_of", "with_size",
+    "with_update_rule",
 ]  # fmt: skip
 
 _FAMILIES = (atari, cartpole, catch, rules, memory, mujoco, pendulum)
@@ -103,18 +103,6 @@ def with_size(experiment: Experiment, name: str, size: Size) -> Experiment:
         return experiment
     sized = experiment.with_fields(changes)
     return dataclasses.replace(sized, recipe=f"{experiment.recipe}{SUFFIX}")
-
-
-def fitting_size(name: str, platform: str, experiment: Experiment, default: Experiment) -> Size:
-    """Return the size for a platform of an experiment that the user made of a recipe's `default`.
-
-    It is the laptop's where the user chose the architecture or the number of environments, or
-    fewer frames than the accelerator's size takes: a part of a size would learn badly.
-    """
-    drivers = {(x.arch, x.driver.num_envs) for x in (experiment, default)}
-    frames = with_size(default, name, "accelerator").frames
-    is_short = default.frames != experiment.frames < frames
-    return "laptop" if platform == "cpu" or len(drivers) > 1 or is_short else "accelerator"
 
 
 def _parameters(name: str) -> dict[str, inspect.Parameter]:

@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from podracer.config.serialization import recipe_name, saved_devices
 from podracer.devices import peers
 from podracer.devices.mesh import (
     check_same_configuration,
-    find_devices,
     wait_for_all_processes,
 )
 from podracer.devices.startup import compilation_cache
@@ -69,8 +68,8 @@ def train(
 ) -> Result:
     """Run an experiment, or a recipe by its name, to its end; write everything to `run_dir`.
 
-    A recipe given by name is run at the size `laptop` or `accelerator`, by default the one for this
-    device unless overrides choose the environments or few frames; a resumed run keeps its own.
+    A recipe given by name is run at the size `laptop`, by default, or `accelerator`; a resumed run
+    keeps its own.
 
     `overrides` replace fields of the experiment, such as its seed or its environment; a dictionary
     replaces fields of a part: `agent={"learning_rate": 1e-3}`. In another environment than the
@@ -107,7 +106,11 @@ def train(
     if run_dir is not None and resume:
         recorded, num_saved = recipe_name(run_dir), saved_devices(run_dir)
     if isinstance(experiment, str):
-        experiment = _find_recipe(experiment, size, recorded, overrides)
+        name, was_large = experiment, (recorded or "").endswith(recipes.SUFFIX)
+        default: recipes.Size = "accelerator" if was_large else "laptop"
+        experiment = recipes.with_size(recipes.find(name), name, size or default)
+        environment = overrides.get("environment", experiment.environment)
+        experiment = experiment.with_environment(environment)
     elif size is not None:
         raise ConfigError("a size is a recipe's: name the recipe as text, or leave `size` out.")
     experiment = experiment.with_fields(overrides)
@@ -154,24 +157,6 @@ def _callbacks(
     sinks = [x for x in items if not isinstance(x, Callback)]
     evaluator = [Evaluator()] if experiment.evaluations else []
     return [*evaluator, *callbacks, Writers(with_progress(sinks, progress))]
-
-
-def _find_recipe(
-    name: str, size: recipes.Size | None, recorded: str | None, overrides: Mapping[str, Any]
-) -> Experiment:
-    """Return a recipe's experiment at a size, in the environment that overrides name.
-
-    `recorded` is the name of the experiment that is resumed.
-    """
-    experiment = recipes.find(name)
-    environment = overrides.get("environment", experiment.environment)
-    if size is None and recorded is not None:
-        size = "accelerator" if recorded.endswith(recipes.SUFFIX) else "laptop"
-    elif size is None:
-        changed = experiment.with_environment(environment).with_fields(overrides)
-        check_types(changed)
-        size = recipes.fitting_size(name, find_devices()[0].platform, changed, experiment)
-    return recipes.with_size(experiment, name, size).with_environment(environment)
 
 
 def name_run_directory(experiment: Experiment, run_dir: Path | None) -> Path:

@@ -7,9 +7,7 @@ import pytest
 
 import podracer
 from podracer import recipes
-from podracer.cli import train as train_command
-from podracer.cli.main import main
-from podracer.cli.recipe_flags import find_experiment, parse_experiment, with_size_for
+from podracer.cli.recipe_flags import find_experiment, parse_experiment
 from podracer.cli.train import TrainOptions
 from podracer.errors import ConfigError
 from podracer.run.warnings import idle_device
@@ -33,44 +31,12 @@ def test_each_size_is_larger_and_is_named(name):
     assert len(larger.evaluation_updates) == larger.evaluations
 
 
-# --- on the command line --------------------------------------------------------------------------
-
-
-def parsed(*arguments):
-    _, experiment, flags = find_experiment(arguments)
-    return parse_experiment("train", flags, experiment, TrainOptions())[1]
-
-
-@pytest.mark.parametrize(
-    ("platform", "arguments", "size"),
-    [
-        ("gpu", "catch --seed 3", "accelerator"),
-        ("cpu", "catch", "laptop"),
-        ("gpu", "catch --size laptop", "laptop"),
-        ("gpu", "catch --num-envs 64", "laptop"),
-        ("gpu", "catch --frames 1e9", "accelerator"),
-        ("gpu", "catch --arch sebulba", "laptop"),
-        ("gpu", "cartpole_ppo --environment gymnasium:CartPole-v1", "laptop"),
-    ],
-)
-def test_the_size_is_the_one_for_the_devices(platform, arguments, size):
-    arguments = arguments.split()
-    changed = with_size_for(platform, arguments, parsed(*arguments))
-    assert changed == [*arguments, *["--size", "accelerator"] * (size == "accelerator")]
-
-
-@pytest.mark.parametrize(("backend", "num_envs"), [("gpu", 8192), ("cpu", 128)])
-def test_train_chooses_by_the_devices_that_are_there(backend, num_envs, monkeypatch):
-    chosen = []
-
-    def run(experiment, *arguments, for_platform, **options):
-        chosen.append(for_platform(backend).driver.num_envs)
-        return 0
-
-    monkeypatch.setattr(train_command, "run", run)
-    with pytest.raises(SystemExit):
-        main(["train", "catch", "--seed", "1"])
-    assert chosen == [num_envs]
+def test_a_flag_takes_a_size_and_others_change_it():
+    flags = ["catch", "--size", "accelerator", "--rollout-length", "3"]
+    _, experiment, flags = find_experiment(flags)
+    _, experiment = parse_experiment("train", flags, experiment, TrainOptions())
+    expected = dataclasses.replace(sized("catch").driver, rollout_length=3)
+    assert (experiment.recipe, experiment.driver) == ("catch_accelerator", expected)
 
 
 # --- in Python ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from podracer.cli.recipe_flags import find_experiment, parse_experiment, with_size_for
+from podracer.cli.recipe_flags import find_experiment, parse_experiment
 from podracer.cli.settings import split_flags
 from podracer.cli.values import Limits
 from podracer.devices.startup import Hosts, initialize_devices
@@ -27,8 +27,7 @@ class CompileOptions:
     target: str = "here"
     """Devices to compile for, such as h100, h100:8, tpu-v3:2x2 or tpu-v5e:16x16; `here` is this
     machine. Unless `--num-envs` is given, each device has the recipe's number of environments,
-    timesteps of replay and frames, at its size for an accelerator; `--frames` counts for the run.
-    """
+    timesteps of replay and frames; `--frames` counts for the run."""
     update_rule: Path | None = None
     """File of a learned update rule, as for `podracer train`."""
     json: bool = False
@@ -101,7 +100,10 @@ def _parse(
     command: str, arguments: Sequence[str], defaults: Options, summary: str
 ) -> tuple[Experiment, Target, Options]:
     """Return the experiment, its target and the command's options; start JAX for the target."""
-    experiment, flags, options = _parse_flags(command, arguments, defaults, summary)
+    recipe, experiment, flags = find_experiment(arguments)
+    options, experiment = parse_experiment(
+        f"{command} {recipe}", flags, experiment, defaults, description=summary
+    )
     experiment.check()
     from podracer_plan.compiled import scaled
     from podracer_plan.compilers import prepare_compilers
@@ -113,25 +115,8 @@ def _parse(
     else:
         initialize_devices(Hosts(), experiment.devices, experiment.arch)
     target = find_target(options.target, experiment.devices)
-    sized = with_size_for(target.platform, arguments, experiment)
-    if sized is not arguments:
-        experiment = _parse_flags(command, sized, defaults, summary)[0]
     names = {flag.name for flag in split_flags(flags)[1]}
     if options.target != "here" and not names & {"num_envs", "driver.num_envs"}:
         frames = {"frames": experiment.frames} if "frames" in names else {}
         experiment = dataclasses.replace(scaled(experiment, len(target.devices)), **frames)
     return experiment, target, options
-
-
-def _parse_flags(
-    command: str, arguments: Sequence[str], defaults: Options, summary: str
-) -> tuple[Experiment, list[str], Options]:
-    recipe, experiment, flags = find_experiment(arguments)
-    options, experiment = parse_experiment(
-        f"{command} {recipe}",
-        flags,
-        experiment,
-        defaults,
-        description=summary,
-    )
-    return experiment, flags, options
