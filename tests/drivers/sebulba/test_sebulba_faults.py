@@ -45,6 +45,7 @@ from podracer.run import callbacks
 from podracer.run.training import train
 
 pytestmark = pytest.mark.timeout(120)  # what hangs fails
+OWN_PROGRAMS = True  # of the fixture `once`
 
 ENVIRONMENT = ("make", "reset", "step", "snapshot")
 ACTOR = ("inference", "finish", "transfer", "waits for parameters", "waits for room")
