@@ -97,6 +97,7 @@ ON_POLICY, REPLAY = "MinAtar, 10 M frames", "MinAtar, 2 M frames"
 STICKY = "MinAtar with sticky actions, 10 M frames"  # of pgx
 CLASSIC, MEMORY, MUJOCO = "Classic control", "bsuite", "MuJoCo"
 NEWER, CRAFTAX = "Newer agents", "Craftax, 1 M frames"
+HOST = "Gymnasium under Sebulba"
 EVALUATION = "--evaluations 20 --evaluation-episodes 128"
 ANNEALED = "--learning-rate 5e-3:0:1e7"
 # The network of `breakout_dqn` and `breakout_rainbow` before they had MinAtar's convolution.
@@ -355,6 +356,17 @@ _DEEPSEA = f"--environment gymnax:DeepSea-bsuite {EVALUATION}"
 _UMBRELLA = f"--environment gymnax:UmbrellaChain-bsuite,chain_length=20 {EVALUATION}"
 _CHAIN = f"--environment gymnax:MemoryChain-bsuite,memory_length=15 {EVALUATION}"
 
+
+def _host() -> list[Cell]:
+    """Planning beside PPO at equal frames, in environments that are stepped on the host."""
+    flags = f"--arch sebulba --environment gymnasium:CartPole-v1 --frames 256000 {EVALUATION}"
+    task, ppo = "cartpole-gymnasium", ("podracer/ppo",)
+    return [
+        Cell(HOST, task, "muzero", f"cartpole_muzero {flags}", 10, 25, ppo),
+        Cell(HOST, task, "ppo", f"cartpole_ppo {flags}", 10, 10),
+    ]
+
+
 CELLS: tuple[Cell, ...] = (
     *(cell for game in GAMES for cell in _minatar(game)),
     *(
@@ -420,6 +432,7 @@ CELLS: tuple[Cell, ...] = (
         published=("crossq",),
     ),
     Cell("Trading", "trading", "ppo", "trading_ppo", 10, 10, ("sb3/ppo",), _TRADING_REMARK),
+    *_host(),
     Cell(
         "Atari",
         "pong",
