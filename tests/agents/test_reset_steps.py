@@ -209,18 +209,3 @@ def test_a_run_ends_with_the_update_in_which_it_reaches_its_frames(tmp_path, fra
     for other in others:
         assert (other.metrics["frames"], other.metrics["updates"]) == (made, updates)
         jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), other.state, first.state)
-
-
-@pytest.mark.slow
-def test_a_run_resumed_for_a_few_more_frames_makes_these(tmp_path):
-    experiment = Experiment(
-        environment=WALK, agent=A2C(network=network()), driver=AnakinConfig(8, 8, 10),
-        frames=640, evaluations=0, devices=1,
-    )  # fmt: skip
-    podracer.train(experiment, run_dir=tmp_path / "run")
-    more = dataclasses.replace(experiment, frames=700)
-    resumed = podracer.train(more, run_dir=tmp_path / "run", resume=True)
-    assert 700 <= resumed.metrics["frames"] < 764
-    once = podracer.train(more, run_dir=tmp_path / "once")
-    assert once.metrics["frames"] == resumed.metrics["frames"]
-    jax.tree.map(np.testing.assert_array_equal, resumed.state, once.state)

@@ -37,15 +37,6 @@ def commands():
 COMMANDS = sorted(set(commands()))
 
 
-def test_every_script_with_a_command_line_has_its_command_in_the_table():
-    scripts = {command.split()[0] for command in COMMANDS}
-    peers = re.compile("peers|peer_torch|reference_")  # run by others
-    for path in (ROOT / "benchmarks").glob("*.py"):
-        if "__main__" in path.read_text() and not peers.match(path.name):
-            assert path.name in scripts
-    assert scripts > LEFT_OUT.keys()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("command", [x for x in COMMANDS if x.split()[0] not in LEFT_OUT])

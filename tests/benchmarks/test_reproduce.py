@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from child import environment, records, wait_for_lines
 
-from podracer.errors import PodracerError
 from podracer.io.checkpoint import stored_fingerprint
 
 sys.path.append(str(Path(__file__).parents[2]))
@@ -30,7 +29,6 @@ from benchmarks.reproduce.figure import (
     verdict,
 )
 from benchmarks.reproduce.figures import FIGURES
-from benchmarks.reproduce.page import markdown_page
 from benchmarks.reproduce.read import learning_curve
 from benchmarks.reproduce.records import project_records
 
@@ -71,14 +69,6 @@ def test_the_projects_records_give_curves_and_a_verdict(figure):
     assert verdict(figure, records).reason.endswith(".")
 
 
-def test_the_page_in_the_documentation_is_that_of_the_projects_records():
-    page = markdown_page(list(FIGURES.values()), project_records())
-    assert (ROOT / "benchmarks" / "reproduction.md").read_text() == page, (
-        "python -m benchmarks.reproduce --page --out build/figures && "
-        "cp build/figures/reproduction.md benchmarks/reproduction.md"
-    )
-
-
 def test_a_verdict_waits_for_all_cases():
     figure = a_figure(cases=("one", "two"))
     assert verdict(figure, []).outcome is Outcome.NOT_RUN
@@ -88,22 +78,6 @@ def test_a_verdict_waits_for_all_cases():
     assert verdict(figure, failed).outcome is Outcome.NOT_RUN
     both = [a_record("one"), a_record("two")]
     assert verdict(figure, both).outcome is Outcome.REPRODUCED
-
-
-def test_a_run_without_a_final_score_gives_no_curve(tmp_path):
-    """An earlier evaluation does not take the place of one whose episodes did not end."""
-    run = tmp_path / "run"
-    run.mkdir()
-    sound = {"updates": 1, "frames": 9, "seconds": 1.0, "evaluation_return": 1.0}
-    last = {**sound, "updates": 2, "evaluation_return": 5.0}
-    for cut, returns in (({}, [1.0, 5.0]), ({"evaluation_unfinished": 1}, None)):
-        lines = (json.dumps(record) + "\n" for record in (sound, last | cut))
-        (run / "metrics.jsonl").write_text("".join(lines))
-        if returns is None:
-            with pytest.raises(PodracerError, match="no final score: unfinished evaluation"):
-                learning_curve("run")([], tmp_path)
-        else:
-            assert learning_curve("run")([], tmp_path)["returns"] == returns
 
 
 def test_measuring_resumes_and_repeats_only_what_failed(tmp_path, monkeypatch):

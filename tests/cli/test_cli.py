@@ -13,7 +13,6 @@ from charts import figures
 from child import call
 from PIL import Image
 
-from podracer.cli.arguments import take_values
 from podracer.cli.commands import COMMANDS
 from podracer.cli.main import main, usage
 from podracer.cli.recipe_flags import find_recipe
@@ -116,21 +115,6 @@ except SystemExit:
     assert not {{"jax", "numpy", "rich"}} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "values", "others"),
-    [
-        (["--update-rule=rule.npz", "x"], {"update_rule": "rule.npz"}, ["x"]),
-        (["--update_rule", "rule.npz", "x"], {"update_rule": "rule.npz"}, ["x"]),
-        (["--update-rule=", "x"], {"update_rule": ""}, ["x"]),
-        (["--update-rule", "x", "y", "--update-rule=z"], {"update_rule": "z"}, ["y"]),
-        (["--vary", "x", "--update-rule", "y", "z"], {"update_rule": "y"}, ["z", "--vary", "x"]),
-        (["--update-rules", "x", "--help"], {}, ["--update-rules", "x", "--help"]),
-    ],
-)
-def test_flags_on_which_others_depend(arguments, values, others):
-    assert take_values(arguments, {"update_rule": str, "driver": str}) == (values, others)
 
 
 @pytest.mark.figure(17)

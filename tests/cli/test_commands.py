@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import numpy as np
@@ -157,26 +156,6 @@ def in_child(code, meanwhile=lambda process: None):
         return process.returncode, out
     finally:
         process.kill()
-
-
-@pytest.mark.slow
-def test_time_in_which_a_run_is_suspended_is_no_stall():
-    def suspend(process):
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(2.5)
-        process.send_signal(signal.SIGCONT)
-
-    code = """
-        import time
-        from podracer.io.signals import Watchdog
-        with Watchdog(2.0, print) as watchdog:
-            print("ready", flush=True)
-            for _ in range(30):
-                time.sleep(0.1)
-                watchdog.alive()
-    """
-    assert in_child(code, suspend) == (0, "")
 
 
 @pytest.mark.parametrize("stderr", ["io.StringIO()", "None", "open('/dev/full', 'w')"])

@@ -323,21 +323,6 @@ def test_a_number_that_is_taken_is_refused_before_it_joins():
         os.close(claim)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("nothing_listens")
-def test_a_third_process_with_a_number_that_is_taken_harms_no_run(tmp_path):
-    run = tmp_path / "run"
-    processes = hosts((*RUN, "--frames", 10**9, "--run-dir", run))
-    wait_for_lines(processes[0], run, 2)
-    code, _, error = finish(start(*processes[1].args[3:]))
-    assert code == 78
-    assert "process 1 of the run at 127.0.0.1:" in error
-    updates = len(records(run))
-    wait_for_lines(processes[0], run, updates + 1)  # the run goes on
-    processes[1].send_signal(signal.SIGTERM)
-    end(processes, 75)
-
-
 UNKNOWN = socket.gaierror(-2, "Name or service not known")
 
 

@@ -1,14 +1,12 @@
 """Many learners in one program: each is what it would be alone, whatever becomes of the others."""
 
 import dataclasses
-import errno
 import json
 
 import jax
 import numpy as np
 import pytest
 from agents import AGENTS, blueprint, environment_for
-from child import records
 from runs import resumed_and_whole
 from variants import variants
 
@@ -23,8 +21,7 @@ from podracer.drivers.anakin import Anakin, AnakinConfig
 from podracer.drivers.population import Hyperparameter, Pod, Population, population_mesh, run_keys
 from podracer.drivers.progress import Orders
 from podracer.envs import make
-from podracer.errors import CheckpointError, ConfigError, NonFiniteError, StorageError
-from podracer.io import jsonl
+from podracer.errors import CheckpointError, ConfigError, NonFiniteError
 from podracer.io.checkpoint import Restored, fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
@@ -166,44 +163,6 @@ def test_resumed_equals_uninterrupted(tmp_path):
     assert (cut / "pods.jsonl").read_text() == (whole / "pods.jsonl").read_text()
 
 
-@pytest.mark.slow
-def test_records_of_pods_that_cannot_be_written_stop_no_run(tmp_path, monkeypatch, caplog, capsys):
-    class FullDisk:
-        def __init__(self, file):
-            self.name, self.flush, self.close, self._write = (
-                file.name, file.flush, file.close, file.write,
-            )  # fmt: skip
-            self._file, self.fileno = file, file.fileno
-
-        @property
-        def closed(self):
-            return self._file.closed
-
-        def write(self, line):
-            if json.loads(line)["updates"] > 5:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            self._write(line)
-
-    def open_pods(path, mode):
-        file = open(path, mode)  # noqa: SIM115
-        return FullDisk(file) if path.name == "pods.jsonl" else file
-
-    run = tmp_path / "run"
-    monkeypatch.setattr(jsonl, "open", open_pods, raising=False)
-    result = podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=2, run_dir=run)
-    assert result.exit_code == 0
-    assert [line["updates"] for line in records(run)] == [5, 10]
-    assert "JsonlSink failed and gets no more records" in caplog.text
-    assert str(run / "pods.jsonl") in caplog.text
-    assert [line["updates"] for line in lines(run / "pods.jsonl")] == [5]
-    for command in (sweep.configurations, podracer.load):
-        with pytest.raises(ConfigError, match=r"pods\.jsonl lacks the evaluation at update 10"):
-            command(run)
-    finish_sweep(run, EXPERIMENT)
-    assert "Not ranked: " in capsys.readouterr().out
-    assert not (run / "best.json").exists()
-
-
 def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypatch, capsys):
     record = {"updates": 5, "episodes": [3, 3, 3], "evaluation_return": [1.0, 2.0, 9.0]}
     monkeypatch.setattr(sweep, "read_experiment", lambda *_: EXPERIMENT)
@@ -233,19 +192,6 @@ def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypa
     assert (failed.pods, failed.score.is_whole, failed.score.values.size) == ((2,), False, 0)
     finish_sweep(tmp_path, EXPERIMENT)
     assert (tmp_path / "best.json").exists()
-
-
-@pytest.mark.slow
-def test_a_full_disk_at_the_best_configuration_is_an_error(tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    podracer.train(EXPERIMENT, frames=5 * STEPS, evaluations=1, run_dir=run)
-
-    def refuse(path, value):
-        raise StorageError(f"{path}: no space left.")
-
-    monkeypatch.setattr(sweep, "write_json", refuse)
-    with pytest.raises(StorageError, match=r"best\.json"):
-        finish_sweep(run, EXPERIMENT)
 
 
 def test_a_population_is_a_run_like_any_other(tmp_path, capsys):

@@ -1,15 +1,12 @@
 """Selection inside a population's program: a tournament's decisions, exact, on any devices."""
 
 import dataclasses
-import signal
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from charts import figures
-from child import call, fingerprint, finish, start, wait_for_lines
 from runs import resumed_and_whole
 from standings import entry, stand
 from variants import variants
@@ -32,7 +29,6 @@ from podracer.drivers.selection import (
 from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
-from podracer.reports.run import write_report
 from podracer.run import sweep
 from podracer.run.loading import load_run
 from podracer.run.setup import make_driver, make_evaluator
@@ -259,28 +255,6 @@ def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path):
     found = sweep.configurations(whole)
     assert sorted(number for each in found for number in each.pods) == [0, 1, 2, 3]
     assert {each.hyperparameters[0].value for each in found} == set(last)
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_equals_uninterrupted(tmp_path):
-    flags = ["--vary", "learning_rate=1e-5:1e-1", "--draws", 4, "--seeds", 1, "--frames", 60_000]
-    flags += ["--evaluations", 1, "--evaluation-episodes", 8, "--save-seconds", 0]
-    flags += ["--select", "population-based", "--every", 10]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert call("sweep", "cartpole_ppo", *flags, "--run-dir", whole)[0] == 0
-    process = start("sweep", "cartpole_ppo", *flags, "--run-dir", killed)
-    for lines in (2, 4):
-        wait_for_lines(process, killed, lines, timeout=240)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        process = start("resume", killed)
-    assert finish(process)[0] == 0
-    assert fingerprint(killed) == fingerprint(whole)
-    assert (killed / "best.json").read_text() == (whole / "best.json").read_text()
-    assert (killed / "pods.jsonl").read_text() == (whole / "pods.jsonl").read_text()
-    page = write_report([whole], tmp_path / "report.html").read_text()
-    assert "Hyperparameter learning rate" in page
-    assert "Pods" in figures(page)
 
 
 def test_the_program_calls_no_host_and_is_given_the_states():

@@ -3,7 +3,6 @@ sink, a callback. Nothing of it is known to the library, and no file of a run ma
 
 import dataclasses
 import json
-import logging
 import math
 import re
 import sys
@@ -298,42 +297,6 @@ CATCH = dataclasses.replace(
     evaluation_episodes=8,
     devices=1,
 )
-
-
-class Recorder:
-    """A sink that keeps its records, and may fail."""
-
-    def __init__(self, faulty=False):
-        self.records, self.closed, self.faulty = [], False, faulty
-
-    def write(self, record):
-        if self.faulty:
-            raise OSError("no space")
-        self.records.append(record)
-
-    def close(self):
-        self.closed = True
-
-
-@pytest.mark.slow
-def test_a_sink_gets_every_record_and_its_fault_costs_nothing(tmp_path, caplog):
-    sink, informed, broken = Recorder(), Recorder(), Recorder()
-    informed.open = lambda info: setattr(informed, "info", info)
-
-    def fail(info):
-        raise ValueError("broken")
-
-    broken.open = fail
-    sinks = [sink, Recorder(faulty=True), broken, informed]
-    with caplog.at_level(logging.WARNING, "podracer"):
-        result = podracer.train(CATCH, run_dir=tmp_path / "run", callbacks=sinks)
-    assert [record["updates"] for record in sink.records] == list(range(5, 41, 5))
-    assert sink.closed
-    assert result.exit_code == 0
-    assert (informed.info.run_dir, informed.info.experiment) == (tmp_path / "run", CATCH)
-    assert informed.info.state_bytes > 0
-    assert "no space" in caplog.text
-    assert "broken" in caplog.text
 
 
 def test_a_callback_sees_each_boundary_and_may_end_the_run(tmp_path):

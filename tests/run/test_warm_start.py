@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from agents import AGENTS, blueprint, environment_for
-from child import call, records
+from child import records
 
 import podracer
 from podracer.agents.dqn import DQN
@@ -212,18 +212,3 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(first, tmp_path, c
             EXPERIMENT, begin=Weights(first.run_dir), run_dir=tmp_path / "run", **changes
         )
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_the_flag(tmp_path):
-    flags = (
-        "train", "catch_a2c", "--frames", 8000, "--evaluations", 0, "--devices", 1,
-        "--updates-per-chunk", 1, "--save-seconds", 0,
-    )  # fmt: skip
-    one, two = tmp_path / "one", tmp_path / "two"
-    more = ("--weights", one, "--checkpoint", 2, "--learning-rate", 1e-3)
-    for directory, flags_of_run in ((one, ()), (two, more)):
-        code, _, error = call(*flags, "--run-dir", directory, *flags_of_run)
-        assert code == 0, error
-    weights = json.loads((two / "config.json").read_text())["weights"]
-    assert (weights["run"], weights["updates"]) == (str(one), 2)  # of 4

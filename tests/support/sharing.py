@@ -2,7 +2,8 @@
 
 Most of a test's time goes into tracing, not into training. A test that patches something has
 programs of its own, unless it has the fixture `shared`: then it patches nothing that is traced.
-So has a module with `OWN_PROGRAMS`, whose fixtures patch. One that reads the log has its own checks.
+So has a module with `OWN_PROGRAMS`, whose fixtures patch. One that reads the log has checks of its
+own.
 """
 
 import functools

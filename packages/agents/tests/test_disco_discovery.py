@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 from agents import blueprint
 from jax.flatten_util import ravel_pytree
-from runs import anakin_setup, resumed_and_whole, train_anakin
 from walk import close, doubled
 
-import podracer
 from podracer.agent import Context
 from podracer.agents.rules.disco import Disco
 from podracer.agents.rules.disco.rule_file import decode_rule, is_disco_rule
@@ -242,44 +240,3 @@ def test_a_new_rule_comes_back_from_its_file():
 
 
 # --- runs ----------------------------------------------------------------------------------------
-
-WORLDS = f"lifetimes:worlds:small+chain_short,envs={ENVS},steps=4000"
-DRIVER = podracer.AnakinConfig(2 * ENVS, 2, 1)
-# A window of one rollout, as a longer one takes longer to compile.
-QUICK = dataclasses.replace(SMALL, inner_updates=1)
-
-
-@pytest.mark.slow
-def test_the_number_of_devices_changes_nothing():
-    """Students, critics, and the moments of the rule's gradients, until a lifetime ends.
-
-    The rule itself does not move: steps of Adam along gradients that are nearly 0 show rounding.
-    """
-    agent = dataclasses.replace(QUICK, learning_rate=0.0, student_learning_rate=1e-3)
-
-    def trained(devices: int) -> Any:
-        setup = anakin_setup(agent, WORLDS, devices=devices, **dataclasses.asdict(DRIVER))
-        return train_anakin(*setup, 4)[0].learner
-
-    one, two = trained(1), trained(2)
-    assert not two.local.lifetime.any()
-    for name in ("students", "critics", "window"):
-        close(getattr(two.local, name), getattr(one.local, name), atol=1e-4)
-    moments, expected = (ravel_pytree(x.shared.optimizer_state[1].mu)[0] for x in (two, one))
-    assert np.abs(expected).max() > 1e-7
-    np.testing.assert_allclose(moments, expected, rtol=1e-2, atol=1e-3 * np.abs(expected).max())
-
-
-@pytest.mark.slow
-def test_resumed_equals_uninterrupted(tmp_path):
-    experiment = podracer.Experiment(
-        recipe="test",
-        environment=WORLDS,
-        agent=QUICK,
-        driver=DRIVER,
-        frames=4 * DRIVER.steps_per_update,
-        evaluations=0,
-        devices=1,
-    )
-    _, whole = resumed_and_whole(experiment, tmp_path, frames=experiment.frames // 2)
-    assert podracer.load(whole, recipe=experiment)[1].shared.num_rollouts == 1

@@ -8,13 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from agents import RECURRENT, SMALL
 from jax.flatten_util import ravel_pytree
-from programs import request
 from walk import (
-    WALK,
     B,
     T,
     begin,
@@ -30,13 +27,9 @@ from walk import (
     with_rewards,
 )
 
-from podracer.agent import Blueprint, Context
 from podracer.agents.common.actor_critic import ActorCritic
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.impala import Impala
-from podracer.devices.mesh import find_devices, make_mesh
-from podracer.drivers.anakin import Anakin, AnakinConfig, make_chunk
-from podracer.drivers.state import abstract_state
 from podracer.types import LearnerState, Trajectory
 from podracer_agents.frodo import Frodo, split_environments
 from podracer_testing.contract import check_greedy
@@ -154,26 +147,6 @@ def test_the_metaparameters_follow_the_outer_loss():
         steps = 1e-4 * np.eye(eta.size)[some]
         expected = [(along_outer(eta + s) - along_outer(eta - s)) / 2e-4 for s in steps]
         np.testing.assert_allclose(got[some], expected, rtol=1e-4, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_shards_learn_as_one_device_learns():
-    """The parts of all shards are those of one device, and so are both gradients."""
-    agent = Blueprint(make(inner_updates=1), WALK.spec, Context(T))
-
-    def updated(devices: int) -> tuple[LearnerState, Any]:
-        mesh, config = make_mesh(find_devices(devices)), AnakinConfig(16, T, 1)
-        state = Anakin(agent, WALK, config, find_devices(1)).init(jax.random.key(0))
-        like = abstract_state(agent, WALK, mesh, config)
-        state = jax.device_put(state, jax.tree.map(lambda x: x.sharding, like))
-        state, metrics = make_chunk(WALK, mesh, config)(agent, state, request(devices))
-        return jax.device_get((state.learner, metrics["mean"]))
-
-    (one, one_metrics), (many, many_metrics) = updated(1), updated(2)
-    close(many.shared.params, one.shared.params, atol=1e-5)
-    gradients = [meta_gradient(x) for x in (many, one)]
-    close(*gradients, atol=1e-4 * float(optax.tree.norm(gradients[1])), rtol=1e-3)
-    close(many_metrics, one_metrics, atol=1e-5, rtol=1e-3)
 
 
 # --- what every agent must do ---------------------------------------------------------------------

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import json
-import logging
 import shutil
 import subprocess
 import sys
@@ -29,7 +26,6 @@ from podracer.tournament.events import accepted_entries
 from podracer.tournament.leaderboard import read_events
 from podracer.tournament.orchestrator import run_tournament
 from podracer.tournament.selection import Independent
-from podracer_cloud import mirror
 from podracer_cloud.addresses import restore
 
 EXPERIMENT = small_catch(20, evaluations=2, evaluation_episodes=4)
@@ -81,39 +77,6 @@ def test_a_stopped_run_leaves_its_last_checkpoint_in_the_store(address, tmp_path
     shutil.rmtree(run)
     restore(address, other)
     assert stored_fingerprint(other) == (step, digest)
-
-
-@pytest.mark.slow
-def test_a_run_ends_as_it_would_where_its_store_is_gone(
-    address, tmp_path, monkeypatch, caplog, capsys
-):
-    """Gone in the middle: the run's directory of copies becomes a file."""
-    hurry(monkeypatch, 30.0)
-    monkeypatch.setattr(mirror, "CLOSE_SECONDS", 0.5)
-    store = tmp_path / "store" / "run"
-
-    def lose(boundary):
-        if boundary.metrics["updates"] == 10:
-            # At once, or the lease is found to be missing; and a copy may make the directory anew.
-            for number in itertools.count():
-                with contextlib.suppress(OSError):
-                    store.rename(tmp_path / f"gone{number}")
-                    store.touch(exist_ok=False)
-                    break
-
-    with caplog.at_level(logging.WARNING, "podracer"):
-        result = podracer.train(
-            EXPERIMENT, run_dir=tmp_path / "run", callbacks=[f"mirror:{address}", lose]
-        )
-    assert result.exit_code == 0
-    assert "behind the run" in capsys.readouterr().err
-    assert "is behind: it has " in caplog.text
-    podracer.train(EXPERIMENT, run_dir=tmp_path / "alone", callbacks=[lambda _: None])
-    assert stored_fingerprint(tmp_path / "run") == stored_fingerprint(tmp_path / "alone")
-    store.unlink()
-    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", resume=True)  # copies the rest
-    restore(address, tmp_path / "again")
-    assert stored_fingerprint(tmp_path / "again") == stored_fingerprint(tmp_path / "alone")
 
 
 def test_a_run_whose_first_copy_was_not_finished_begins_again(address, tmp_path, caplog):

@@ -13,11 +13,8 @@ from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 
 import podracer
 from podracer.agents.impala import Impala
-from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.sebulba import SebulbaConfig
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import make_evaluator
-from podracer.io.checkpoint import stored_fingerprint
 from podracer.rollout import count_episodes, zero_episode_stats
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
 from podracer_environments.agents import agents_as_rows
@@ -145,27 +142,6 @@ def test_both_drivers_compute_the_same(timeout):
     for a, b in zip(*map(jax.tree.leaves, (anakin.learner, sebulba.learner)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert podracer.check_environment(env).usable
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "driver", [AnakinConfig(), SebulbaConfig(policy_lag=0, threads_per_actor=1)]
-)
-def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(driver, tmp_path):
-    sizes = {"num_envs": 24, "rollout_length": 8, "updates_per_chunk": 1}
-    experiment = podracer.Experiment(
-        recipe="hunt",
-        environment=agents_as_rows(Hunt(), 3),
-        agent=Impala(network=SMALL),
-        driver=dataclasses.replace(driver, **sizes),
-        frames=1_920,
-        evaluations=0,
-    )
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    podracer.train(experiment, run_dir=whole, devices=1)
-    podracer.train(experiment, run_dir=cut, devices=1, frames=576)
-    podracer.train(experiment, run_dir=cut, devices=1, resume=True)
-    assert stored_fingerprint(cut) == stored_fingerprint(whole)
 
 
 PAGE = Path(__file__).parents[1] / "README.md"

@@ -20,7 +20,6 @@ from walk import (
     built,
     close,
     doubled,
-    enter,
     fresh,
     gradient,
     learn,
@@ -248,26 +247,3 @@ def test_metaparameters_move_and_stay_within_their_bounds():
             # The trajectory was the first main policy's own: of its clips nothing leaked.
             unchanged = update == 0 and name in ("meta_alpha_rho", "meta_alpha_c")
             assert (metrics[name] == first[name]) == unchanged, name
-
-
-@pytest.mark.slow
-def test_only_the_main_head_acts():
-    """What the others would do changes nothing, though they learn."""
-    agent = built(make())
-    state, trajectory = begin(agent)
-    new_state, _ = learn(agent, state, trajectory)
-    auxiliary = [n for n in state.shared.params["shared"].heads if n[-1] in "12"]
-    assert len(auxiliary) == 4
-
-    def weights(params: Any) -> list[jax.Array]:
-        return [params["shared"].heads[name].layers[0].weight for name in auxiliary]
-
-    old, new = weights(state.shared.params), weights(new_state.shared.params)
-    assert all((a != b).any() for a, b in zip(old, new, strict=True))
-    silent = eqx.tree_at(weights, new_state.shared.params, [1e3 * x for x in new])
-    timestep, keys = enter(agent).timestep, jax.random.split(jax.random.key(0), B)
-    for explore in (False, True):
-        acted = [
-            agent.act(p, (), timestep, keys, explore) for p in (silent, new_state.shared.params)
-        ]
-        jax.tree.map(np.testing.assert_array_equal, *acted)

@@ -13,7 +13,6 @@ from off_policy import BOXED, OFF_POLICY, agent_and_env, drawn
 from walk import BOX, B, begin, built, close, enter, fresh, learn, methods_of
 
 from podracer.agents.common.optimizers import Optimizer
-from podracer.devices.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
 from podracer.devices.reductions import global_grad
 from podracer.errors import ConfigError
 from podracer.fields import check_ranges
@@ -71,26 +70,6 @@ def test_categorical_critics_learn_the_smaller_target_distribution(name):
     np.testing.assert_allclose(priorities, mask * losses.mean(0), rtol=1e-4)
     q = (np.exp(log_probabilities) @ support)[:, mask > 0]
     np.testing.assert_allclose(metrics["q"].value, np.mean(q), 1e-4)
-
-
-@pytest.mark.slow
-def test_two_devices_update_as_one_does():
-    """A fresh learner with all settings of FastTD3, but for noise, which each shard draws."""
-    agent, env = agent_and_env("td3-c51", **WITHOUT_NOISE)
-    shared, transition = drawn(agent, env)
-
-    def update(devices):
-        return jax.jit(
-            jax.shard_map(
-                lambda *args: methods_of(agent).update(*args, jax.random.key(0), DATA)[::2],
-                mesh=make_mesh(find_devices(devices)),
-                in_specs=(REPLICATED, SHARDED),
-                out_specs=(REPLICATED, SHARDED),
-                check_vma=False,
-            )
-        )(shared, transition)
-
-    close(update(2), update(1), atol=1e-6)
 
 
 @pytest.mark.slow

@@ -27,7 +27,6 @@ from podracer.agents.rules.disco.values import estimate_values
 from podracer.agents.rules.lifetimes import to_experience
 from podracer.checks import check_agent
 from podracer.config.serialization import from_json, to_json
-from podracer.devices.mesh import make_mesh
 from podracer.errors import ConfigError
 from podracer.io.npz import digest_of
 from podracer.networks import MLP, TorsoNetwork
@@ -233,40 +232,6 @@ def test_what_happens_at_a_time_out_teaches_nothing(student):
     want, _, _ = update(state, sample, jax.random.key(0))
     got, _, _ = update(state, changed_at_time_outs(sample), jax.random.key(0))
     close(got, want)
-
-
-@pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.slow
-def test_an_update_does_not_depend_on_the_number_of_devices(student, devices):
-    """All means are global, also where shards have different numbers of valid transitions."""
-    state = initial_state(student)
-    samples = [sample_of(0), with_time_outs(sample_of(1))] * (devices // 2)
-    # The environments are the second axis of a trajectory but for its final timestep and the rest.
-    steps, finals = zip(*((x.trajectory.steps, x.trajectory.final) for x in samples), strict=True)
-    trajectory = Trajectory(
-        jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *steps),
-        jax.tree.map(lambda *x: jnp.concatenate(x), *finals),
-        (),
-        (),
-    )
-    index = jnp.zeros(disco.B * devices, jnp.int32)
-    sample = Sample(trajectory, jnp.ones(disco.B * devices), index, index)
-    P = jax.sharding.PartitionSpec
-    spec: Any = P("data")
-    time_major: Any = P(None, "data")
-    specs = Sample(Trajectory(time_major, spec, (), ()), spec, spec, spec)
-
-    def update(sample: Sample, axis: str | None) -> Any:
-        return student.update(state, sample, jax.random.key(0), axis=axis)[0]
-
-    sharded = jax.shard_map(
-        partial(update, axis="data"),
-        mesh=make_mesh(jax.devices()[:devices]),
-        in_specs=(specs,),
-        out_specs=P(),
-        check_vma=False,
-    )
-    close(jax.jit(sharded)(sample), jax.jit(partial(update, axis=None))(sample), atol=1e-5)
 
 
 @pytest.mark.parametrize("memory", ["none", slow("gru"), slow("lstm")])

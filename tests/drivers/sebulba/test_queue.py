@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import itertools
 import random
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -408,16 +407,3 @@ def test_no_order_of_events_hangs(preemptions, places, monkeypatch, cases):
             assert Injected in outcomes
         cases.add(count, count)
     cases.note(f"{len(places)} places")
-
-
-def test_the_exploration_finds_a_wake_up_that_was_forgotten(monkeypatch):
-    """The test above can fail: with a queue that wakes nobody, it hangs."""
-
-    class Silent(Scheduler):
-        def __init__(self, choices):
-            super().__init__(choices)
-            self.Condition = type("Condition", (self.Lock,), {"notify_all": lambda _: None})
-
-    monkeypatch.setattr(sys.modules[__name__], "Scheduler", Silent)
-    with pytest.raises(Deadlock):
-        explore("stop learner", 3, 1, monkeypatch)

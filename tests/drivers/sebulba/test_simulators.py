@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import importlib
-import shutil
-import signal
 import sys
 import threading
 import types
@@ -15,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import SMALL
-from child import call, finish, records, start, wait_for_lines
 from hosts import CounterBatch, Counters
 from runs import sebulba_setup, train_sebulba
 from variants import variants
@@ -26,7 +23,6 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError, EnvironmentFault
-from podracer.io.checkpoint import stored_fingerprint
 from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
 
 EXTENSIONS = Path(__file__).parents[3] / "examples" / "extensions"
@@ -361,57 +357,6 @@ def test_what_needs_a_second_simulator_is_refused_before_the_first(overrides, te
 
 
 # --- the example in PyTorch -----------------------------------------------------------------------
-
-
-RECIPE = """
-import jax
-import podracer
-from podracer.envs.host.device import DeviceBatch, DeviceEnvironments
-
-class Batch(DeviceBatch):
-    def reset(self, *seeds):
-        return jax.device_put(super().reset(*seeds))
-
-    def step(self, action):
-        return jax.device_put(super().step(action))
-
-class Once(DeviceEnvironments):
-    on_device = shared = True
-
-    def make(self, num_envs, num_threads):
-        return Batch(self.environment)
-
-def once():
-    return podracer.Experiment(
-        environment=Once(podracer.make("catch")),
-        agent=podracer.PPO(num_minibatches=2),
-        driver=podracer.SebulbaConfig(num_envs=8, rollout_length=5, updates_per_chunk=2),
-        frames=4_000,
-        evaluations=0,
-    )
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_killed_runs_in_one_simulator_continue_alike(tmp_path):
-    """Copies of what a SIGKILL left on the disk end in one state, with every record once."""
-    (tmp_path / "one_catch.py").write_text(RECIPE)
-    recipe, path, run = "one_catch:once", {"PYTHONPATH": str(tmp_path)}, tmp_path / "run"
-    options = ("--save-seconds", 0, "--devices", 1, "--run-dir", run)
-    process = start("train", recipe, *options, **path)
-    wait_for_lines(process, run, 8)
-    process.kill()
-    assert finish(process)[0] == -signal.SIGKILL
-    ends = []
-    for name in ("a", "b"):
-        copy = shutil.copytree(run, tmp_path / name)
-        code, _, error = call("resume", copy, "--recipe", recipe, **path)
-        assert code == 0, error
-        assert "begin new episodes" in error
-        ends.append((stored_fingerprint(copy), [line["updates"] for line in records(copy)]))
-    assert ends[0] == ends[1]
-    assert ends[0][1] == list(range(2, 101, 2))
 
 
 @pytest.fixture
