@@ -340,6 +340,7 @@ def test_what_jax_remembers_of_functions_is_no_change() -> None:
     [
         (partial(jax.enable_x64, True), "jax_enable_x64 to be False, .* unset JAX_ENABLE_X64"),
         (partial(jax.numpy_dtype_promotion, "strict"), "promotion to be standard"),
+        (jax.disable_jit, "jax_disable_jit"),
     ],
 )
 def test_settings_of_jax_that_exclude_the_programs_are_refused(setting, words, tmp_path):

@@ -20,7 +20,7 @@ from podracer.drivers.sebulba import driver as sebulba
 from podracer.environment import HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
 
-MOST = 40  # drivers and checks that are kept, those that were needed last
+MOST = 24  # drivers and checks that are kept, those that were needed last
 
 _programs, _checked = OrderedDict(), OrderedDict()
 _fixtures = set()  # of the test that runs
