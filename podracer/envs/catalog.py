@@ -21,7 +21,6 @@ from podracer.envs.cartpole import CartPole
 from podracer.envs.catch import Catch
 from podracer.envs.common import atari_remedy
 from podracer.envs.lifetimes import Lifetimes
-from podracer.envs.partial import partial as partially_observed
 from podracer.envs.pendulum import Pendulum
 from podracer.envs.probes import PROBES
 from podracer.envs.worlds import Worlds
@@ -67,10 +66,6 @@ ENVIRONMENTS = {
 }
 
 ADAPTERS = {
-    "partial": Entry(
-        lambda name, hide, **options: partially_observed(make(name, **options), hide),
-        "another device environment without components of its observation: partial:pendulum,hide=2",
-    ),
     "worlds": Entry(
         lambda name, **options: Worlds(tuple(name.split("+")), **options),
         "tabular and random grids and chains, for meta-learning: worlds:dense, worlds:all",
@@ -111,8 +106,8 @@ _AS_IN_JSON = {"True": "true", "False": "false", "None": "null"}
 def make(name: str, **options: Any) -> Any:
     """Make the environment `name`, such as `catch`, `probe:memory` or `atari:pong`.
 
-    Options may be part of the name: `partial:pendulum,hide=2`. An installed
-    package has environments, too, see `podracer.io.entry_points`.
+    Options may be part of the name: `lifetimes:catch,envs=16`. An installed package has
+    environments, too, see `podracer.io.entry_points`.
     Raises `ConfigError` for an unknown name or option, and where a package is not installed.
     """
     name, *settings = name.split(",")

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from podracer.agents import DDPG, PPO, SAC, MuZero
-from podracer.agents.continuous.sequences import Recurrence
 from podracer.agents.ddpg import td3
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
@@ -68,33 +67,6 @@ def pendulum_sac() -> Experiment:
 def pendulum_td3() -> Experiment:
     """TD3 on Pendulum."""
     return dataclasses.replace(pendulum_sac(), agent=td3(**OFF_POLICY))
-
-
-# Sequences of 17 timesteps, which begin 10 apart. A velocity takes two observations, so that little
-# memory and burn-in are enough.
-RECURRENT: dict[str, Any] = {
-    "learning_rate": 1e-3,
-    "discount": 0.9,
-    "random_frames": 2_000,
-    "recurrence": Recurrence(burn_in_length=4, unroll_length=12),
-    "replay": Replay(capacity=100_000, batch_size=32, updates_per_rollout=128, warmup=2_000),
-    "network": TorsoNetwork(MLP(()), memory="lstm", memory_size=32),
-}
-
-
-def pendulum_recurrent_sac() -> Experiment:
-    """SAC with memory on Pendulum without its velocity."""
-    return Experiment(
-        environment="partial:pendulum,hide=2",
-        agent=SAC(**RECURRENT),
-        driver=AnakinConfig(num_envs=16, rollout_length=10, updates_per_chunk=10),
-        frames=24_000,
-    )
-
-
-def pendulum_recurrent_td3() -> Experiment:
-    """TD3 with memory on Pendulum without its velocity."""
-    return dataclasses.replace(pendulum_recurrent_sac(), agent=td3(**RECURRENT))
 
 
 def pendulum_ddpg() -> Experiment:

@@ -404,7 +404,6 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, words: tuple[str
         ),
         ("probe:memory,reset=1", "probe:memory: there is no option 'reset': did you mean"),
         ("lifetimes:catch,wind=1", "catch: there is no option 'wind'."),
-        ("partial:pendulum", "partial:pendulum: add ,hide=VALUE."),
         ("cart:", "cart: add :NAME."),
     ],
 )
@@ -427,27 +426,3 @@ def test_names_lists_what_can_be_made() -> None:
     assert listed["atari:NAME"][1] == (
         "installed" if found else 'pip install -e ".[atari]" in the clone of podracer'
     )
-
-
-# --- hidden components ---------------------------------------------------------------------------
-
-
-def test_hidden_components_are_all_that_is_missing() -> None:
-    env, whole, action = make("partial:pendulum,hide=2"), make("pendulum"), jnp.ones(1)
-    check_environment(env)
-    assert env == make("partial:pendulum,hide=2")
-    assert env.spec.observation == ArraySpec((2,))
-    assert env.spec.action == whole.spec.action
-    (state, timestep), expected = env.reset(jax.random.key(0)), whole.reset(jax.random.key(0))
-    got = state, dataclasses.replace(timestep, observation=expected[1].observation)
-    jax.tree.map(np.testing.assert_array_equal, got, expected)
-    np.testing.assert_array_equal(timestep.observation, expected[1].observation[:2])
-    _, timestep = env.step(jax.random.key(1), state, action)
-    _, expected_timestep = whole.step(jax.random.key(1), expected[0], action)
-    np.testing.assert_array_equal(timestep.observation, expected_timestep.observation[:2])
-    np.testing.assert_array_equal(timestep.reward, expected_timestep.reward)
-    assert features(env).render is not None
-    assert features(env).for_evaluation is None
-    for hide, shown in (("0+2", [1]), ("1-2", [0]), ("1+2-2", [0])):
-        other = make(f"partial:pendulum,hide={hide}")
-        np.testing.assert_array_equal(np.setdiff1d(np.arange(3), other.hidden), shown)

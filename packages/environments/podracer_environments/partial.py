@@ -1,23 +1,33 @@
-"""A wrapper that hides components of observations, for agents with memory."""
+"""Environments of the device without components of their observations, and agents with memory."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 import jax
 import numpy as np
 
+from podracer.agents import SAC
+from podracer.agents.continuous.sequences import Recurrence
+from podracer.agents.ddpg import td3
+from podracer.config.experiment import Experiment
+from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import Environment, wrap_features
+from podracer.envs import make
 from podracer.errors import ConfigError
+from podracer.networks import MLP, TorsoNetwork
+from podracer.replay import Replay
 from podracer.types import ArraySpec, EnvironmentSpec, EnvState, TimeStep
 
 
-def partial(environment: Environment, hide: int | str) -> PartiallyObserved:
+def partial(name: str, hide: int | str, **options: Any) -> PartiallyObserved:
     """Return a device environment without the components `hide` of its observation.
 
-    `hide` has indices and ranges with both ends, joined by plus signs: `2`, `0+2`, `13-26`. Raises
-    `ConfigError` where observations are not vectors, or have no such component, or no other one.
+    `name` and `options` are those of `podracer.make`. `hide` has indices and ranges with both ends,
+    joined by plus signs: `2`, `0+2`, `13-26`. Raises `ConfigError` where observations are not
+    vectors, or have no such component, or no other one.
     """
     hidden: set[int] = set()
     for part in str(hide).split("+"):
@@ -26,7 +36,7 @@ def partial(environment: Environment, hide: int | str) -> PartiallyObserved:
         if last < first:
             raise ConfigError(f"hide has indices and ranges such as 2 or 0+4-6, not {part!r}.")
         hidden.update(range(first, last + 1))
-    return PartiallyObserved(environment, tuple(sorted(hidden)))
+    return PartiallyObserved(make(name, **options), tuple(sorted(hidden)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,3 +91,32 @@ class PartiallyObserved:
     def _shown(self) -> np.ndarray:
         size = self.environment.spec.observation.shape[0]
         return np.setdiff1d(np.arange(size), self.hidden)
+
+
+# --- recipes -------------------------------------------------------------------------------------
+
+# Sequences of 17 timesteps, which begin 10 apart. A velocity takes two observations, so that little
+# memory and burn-in are enough.
+RECURRENT: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "discount": 0.9,
+    "random_frames": 2_000,
+    "recurrence": Recurrence(burn_in_length=4, unroll_length=12),
+    "replay": Replay(capacity=100_000, batch_size=32, updates_per_rollout=128, warmup=2_000),
+    "network": TorsoNetwork(MLP(()), memory="lstm", memory_size=32),
+}
+
+
+def pendulum_recurrent_sac() -> Experiment:
+    """SAC with memory on Pendulum without its velocity."""
+    return Experiment(
+        environment="partial:pendulum,hide=2",
+        agent=SAC(**RECURRENT),
+        driver=AnakinConfig(num_envs=16, rollout_length=10, updates_per_chunk=10),
+        frames=24_000,
+    )
+
+
+def pendulum_recurrent_td3() -> Experiment:
+    """TD3 with memory on Pendulum without its velocity."""
+    return dataclasses.replace(pendulum_recurrent_sac(), agent=td3(**RECURRENT))
