@@ -53,6 +53,15 @@ def check_claims(name, printed):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_has_one_title_and_sections_below_it(path):
+    text = "\n".join("".join(cell["source"]) for cell in cells(path, "markdown"))
+    title, *sections = (line for line in text.splitlines() if line.startswith((" ", "#")))
+    assert title.startswith("# ")
+    assert sections
+    assert all(section.startswith("## ") for section in sections)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_outputs_of_a_notebook_are_stored(path):
     text, numbers, printed, pictures = path.read_text(), [], "", 0
     for cell in cells(path, "code"):
