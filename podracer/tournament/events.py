@@ -222,12 +222,6 @@ class Board(tuple[Entry, ...]):
         """Return the number of better entries."""
         return bisect.bisect_left(self, rank(entry), key=rank)
 
-    def with_entry(self, entry: Entry, size: int) -> Board:
-        """Return the board with one more entry, and of this size at most."""
-        entries = list(self)
-        entries.insert(self.place(entry), entry)
-        return Board(entries[:size])
-
 
 @dataclasses.dataclass(frozen=True)
 class TournamentState:
@@ -294,7 +288,7 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
             assert pod.attempt is not None
             entry = join_entry(pod.attempt, event)
             pod = PodState(event.round + 1, newest=entry)
-            board = state.board.with_entry(entry, state.header.size)
+            board = Board(exchanged(state.board, None, entry)[: state.header.size])
             state = dataclasses.replace(state, board=board)
         case Failed():
             further = event.frames > pod.frames
