@@ -92,7 +92,7 @@ def cost(turns: int, chunks: int) -> None:
 
 def _runner(agent, pods, env, config, selection) -> Callable[[int], float]:
     driver = Population(agent, pods, env, config, jax.devices()[:1], selection)
-    state, program = driver.init(run_keys(pods)), driver.compile().result()
+    state, program = driver.init(run_keys(pods)), driver.compile_in_thread().result()
     request = request_array(driver.mesh, Request.NONE, config.updates_per_chunk)
 
     def run(chunks: int) -> float:

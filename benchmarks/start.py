@@ -175,7 +175,7 @@ def marked_driver(marks: Marks, make_driver: Any, *args: Any) -> Any:
     run = driver.run
 
     def marked_run(state: Any, orders: Any) -> Any:
-        driver.compile().result()
+        driver.compile_in_thread().result()
         marks.ready()
         yield from run(state, orders)
 

@@ -179,16 +179,12 @@ class Moments:
 def init_moments(item: PyTree) -> Moments:
     """Return the moments of zero items; `item` is one, arrays or their specs."""
 
-    def full(value: float) -> PyTree:
-        return jax.tree.map(
-            lambda x: jnp.full(x.shape, value, jnp.float32) if _is_quantity(x) else None, item
-        )
+    def full(value: float, leaf: Any) -> jax.Array | None:
+        is_index = getattr(leaf, "num_values", None) is not None
+        return None if is_index or leaf.dtype == bool else jnp.full(leaf.shape, value, jnp.float32)
 
-    return Moments(jnp.float32(0), full(0.0), full(1.0))
-
-
-def _is_quantity(leaf: Any) -> bool:
-    return leaf.dtype != bool and getattr(leaf, "num_values", None) is None
+    mean, variance = (jax.tree.map(partial(full, value), item) for value in (0.0, 1.0))
+    return Moments(jnp.float32(0), mean, variance)
 
 
 def _map_quantities(function: Callable[..., jax.Array], mean: PyTree, *trees: PyTree) -> PyTree:
@@ -197,11 +193,7 @@ def _map_quantities(function: Callable[..., jax.Array], mean: PyTree, *trees: Py
     def apply(mean: Any, *leaves: Any) -> Any:
         return None if mean is None else function(mean, *leaves)
 
-    return jax.tree.map(apply, mean, *trees, is_leaf=_is_none)
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
+    return jax.tree.map(apply, mean, *trees, is_leaf=lambda x: x is None)
 
 
 def moments_of(
@@ -270,7 +262,9 @@ def normalize(moments: Moments, items: PyTree, *, clip: float = 10.0) -> PyTree:
         mean, variance = jnp.expand_dims(mean, axes), jnp.expand_dims(variance, axes)
         return jnp.clip((x - mean) * jax.lax.rsqrt(variance + 1e-8), -clip, clip)
 
-    return jax.tree.map(normalize_leaf, moments.mean, moments.variance, items, is_leaf=_is_none)
+    return jax.tree.map(
+        normalize_leaf, moments.mean, moments.variance, items, is_leaf=lambda x: x is None
+    )
 
 
 # --- blocks of a batch ---------------------------------------------------------------------------

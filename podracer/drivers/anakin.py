@@ -46,10 +46,10 @@ from podracer.drivers.progress import (
     abstract_request,
     reduce_metrics,
     request_array,
-    to_progress,
 )
 from podracer.drivers.state import (
     TRAIN_SPEC,
+    RolloutConfig,
     TrainState,
     learn_key,
     make_init,
@@ -69,13 +69,9 @@ Program = partial[tuple[TrainState, Metrics]]
 
 @named
 @dataclasses.dataclass(frozen=True)
-class AnakinConfig:
+class AnakinConfig(RolloutConfig):
     """Configuration of the Anakin driver."""
 
-    num_envs: int = bounded(128, low=1)
-    """Total number of environments; the devices share them evenly."""
-    rollout_length: int = bounded(16, low=1)
-    """Environment steps T of each environment before each update."""
     updates_per_chunk: int = bounded(100, low=1)
     """Updates in a chunk, which is one call of the compiled program: longer chunks cost less
     overhead, shorter chunks report and stop sooner."""
@@ -83,11 +79,6 @@ class AnakinConfig:
     """Differentiate through the rollout and reuse its forward pass (the paper's minimal unit), for
     agents that support it. A GPU makes a second forward pass all the same, which takes fewer
     kernels. Sebulba has no such form, so its runs then differ by rounding."""
-
-    @property
-    def steps_per_update(self) -> int:
-        """Environment steps of all environments for one update."""
-        return self.num_envs * self.rollout_length
 
 
 def check(blueprint: Blueprint, env: Environment, config: AnakinConfig, num_devices: int) -> None:
@@ -154,12 +145,12 @@ class Anakin(Driver):
         multi_host, updates_per_chunk = jax.process_count() > 1, self.config.updates_per_chunk
         updates = int(np.max(jax.device_get(state.update)))  # `[P]` of a population, all equal
         start = time.perf_counter()
-        program = self.compile().result()
+        program = self.compile_in_thread().result()
         compile_seconds = time.perf_counter() - start
 
         def report(updates: int, arrival: Arrival) -> Progress:
             nonlocal compile_seconds
-            progress = self._report(updates, arrival.values())
+            progress = self.report(updates, arrival.values())
             waited, compile_seconds = compile_seconds, 0.0
             return dataclasses.replace(progress, compile_seconds=waited, time=arrival.time)
 
@@ -193,10 +184,6 @@ class Anakin(Driver):
                 # Answered; a host that still has one repeats it.
                 agreed_request = Request.NONE.value
                 pending = None
-
-    def _report(self, updates: int, values: Any) -> Progress:
-        """Return the report on a chunk, from the updates at its end and its metrics."""
-        return to_progress(updates, values, self.blueprint.spec, self.abstract_state.learner.shared)
 
 
 def _handle_signals() -> None:

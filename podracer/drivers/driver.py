@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from podracer.agent import Blueprint, Context, Settings, check_policy, policy_params
 from podracer.devices.machine import schedulable_cores
 from podracer.devices.memory import format_bytes, free_bytes
-from podracer.drivers.progress import Orders, Progress
+from podracer.drivers.progress import Orders, Progress, to_progress
 from podracer.drivers.state import RolloutConfig, TrainState
 from podracer.environment import Environment, HostEnvironments, features
 from podracer.errors import ConfigError
@@ -90,7 +90,7 @@ class Driver(abc.ABC):
         self.init = init
         """`(key)`: Return the state before the first update, from a run's key; of a population from
         keys `[P]`."""
-        self.compile = CompileInThread(self.lower)
+        self.compile_in_thread = CompileInThread(self.lower)
         """`()`: Begin to compile the program of training in a thread, once; return its future."""
 
     @abc.abstractmethod
@@ -103,6 +103,10 @@ class Driver(abc.ABC):
     @abc.abstractmethod
     def run(self, state: TrainState, orders: Orders) -> Generator[Progress]:
         """Train from `state` (consumed) until the updates of `orders` are done."""
+
+    def report(self, updates: int, values: Any) -> Progress:
+        """Return the report on updates, from their number at the end and their metrics."""
+        return to_progress(updates, values, self.blueprint.spec, self.abstract_state.learner.shared)
 
     def evaluator(
         self,

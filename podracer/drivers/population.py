@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
 
+from podracer import evaluate
 from podracer.agent import Blueprint, Settings, check_policy
 from podracer.devices.fused import platform_of
 from podracer.devices.memory import check_program_memory
@@ -35,14 +36,7 @@ from podracer.drivers.progress import Progress, abstract_request, not_finite
 from podracer.drivers.state import TrainState, make_initial_state, with_shardings
 from podracer.environment import Environment, HostEnvironments, evaluation_environment
 from podracer.errors import ConfigError
-from podracer.evaluate import (
-    MAX_STEPS,
-    ActingRule,
-    Episodes,
-    PolicyKind,
-    ProgramEvaluator,
-    play_episodes,
-)
+from podracer.evaluate import Episodes, PolicyKind, ProgramEvaluator
 from podracer.names import nearest
 from podracer.types import EnvironmentSpec, Metrics, PyTree
 
@@ -171,8 +165,10 @@ def make_initial_states(
     varying = [parameter.name for pod in pods for parameter in pod.hyperparameters]
     varying += [bound.name for bound in exchange.bounds]
     values = hyperparameters(agents.settings)
-    return selection.init_selection_state(
-        states, {name: values[name] for name in dict.fromkeys(varying)}
+    return selection.SelectionState(
+        **vars(states),
+        hyperparameters={name: values[name] for name in dict.fromkeys(varying)},
+        score=jnp.full(states.update.shape, -jnp.inf, jnp.float32),
     )
 
 
@@ -225,7 +221,7 @@ class Population(Anakin):
         lowered = program.lower(agents, self.abstract_state, abstract_request(self.mesh))
         return lambda: partial(check_program_memory(lowered.compile(), self.mesh), agents)
 
-    def _report(self, updates: int, values: Any) -> Progress:
+    def report(self, updates: int, values: Any) -> Progress:
         """Return the report: `metrics` are means over the pods, `pods` has each one's.
 
         After a selection `pods` also has the parents and hyperparameters. A
@@ -258,20 +254,22 @@ class Population(Anakin):
                 f"pods are evaluated on the device, and {self.env.spec.name} runs on the host: "
                 "take `evaluations=0`, or train once for each `seed`."
             )
-        env, rule = self.env, ActingRule(policy, epsilon)
+        env, rule = self.env, evaluate.ActingRule(policy, epsilon)
         rule.check(env.spec)
 
-        def evaluate(agents: Blueprint, states: TrainState, keys: jax.Array) -> Episodes:
-            def evaluate_pod(settings: Any, state: TrainState, run_key: jax.Array) -> Episodes:
+        def play(agents: Blueprint, states: TrainState, keys: jax.Array) -> Episodes:
+            def play_pod(settings: Any, state: TrainState, run_key: jax.Array) -> Episodes:
                 blueprint = dataclasses.replace(agents, settings=settings)
                 agent = current_agents(blueprint, state).build()
                 params = agent.actor_params(state.learner)
                 key, update = (run_key, jnp.uint32(0)) if fixed else (state.key, state.update)
-                return play_episodes(agent, env, rule, episodes, MAX_STEPS, params, key, update)
+                return evaluate.play_episodes(
+                    agent, env, rule, episodes, evaluate.MAX_STEPS, params, key, update
+                )
 
-            return jax.vmap(evaluate_pod)(agents.settings, states, keys)
+            return jax.vmap(play_pod)(agents.settings, states, keys)
 
-        program = _over_pods(evaluate, self.mesh, out_specs=PODS)
+        program = _over_pods(play, self.mesh, out_specs=PODS)
         agents, keys = self._agents, run_keys(self.pods)
         return ProgramEvaluator(jax.jit(program), lambda state: (agents, state, keys))
 

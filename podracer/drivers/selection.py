@@ -250,12 +250,6 @@ class SelectionState(TrainState):
     score: jax.Array  # f32 [P]; -inf before any episode has ended
 
 
-def init_selection_state(states: TrainState, hyperparameters: dict[str, Any]) -> SelectionState:
-    """Return the state of pods `[P, ...]` before the first update, with their hyperparameters."""
-    scores = jnp.full(states.update.shape, -jnp.inf, jnp.float32)
-    return SelectionState(**vars(states), hyperparameters=hyperparameters, score=scores)
-
-
 def with_selection(chunk: Callable[..., Any], selection: Selection, mesh: Mesh) -> Any:
     """Return a chunk `(agents, states, request) -> (states, metrics)` that begins with a selection.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import equinox as eqx
 import jax
@@ -18,7 +18,7 @@ from podracer.agent import Blueprint
 from podracer.devices.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
 from podracer.environment import Environment
 from podracer.errors import ConfigError
-from podracer.fields import struct
+from podracer.fields import bounded, struct
 from podracer.types import LearnerState, PyTree
 
 
@@ -40,14 +40,22 @@ class TrainState:
 TRAIN_SPEC = TrainState(LEARNER_SPEC, SHARDED, REPLICATED, REPLICATED, REPLICATED)  # type: ignore[arg-type]
 
 
-class RolloutConfig(Protocol):
-    """Driver configuration with the shape of rollouts, on which a state depends."""
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    """Configuration of a driver: the shape of rollouts, on which a state depends, and of chunks."""
+
+    num_envs: int = bounded(128, low=1)
+    """Total number of environments; the devices, or the actor threads of all hosts, share them
+    evenly."""
+    rollout_length: int = bounded(16, low=1)
+    """Environment steps T of each environment before each update."""
+    updates_per_chunk: int = bounded(100, low=1)
+    """Updates between two reports."""
 
     @property
-    def num_envs(self) -> int: ...
-
-    @property
-    def rollout_length(self) -> int: ...
+    def steps_per_update(self) -> int:
+        """Environment steps of all environments for one update."""
+        return self.num_envs * self.rollout_length
 
 
 def make_init(

@@ -153,7 +153,8 @@ def _play(
 ) -> EnvironmentReport:
     """Play with one seed, on the host twice, and report on the timesteps."""
     watched = environment if isinstance(environment, Watched) else None
-    validator, timesteps, repeated, reseeded = TimestepValidator(spec, num_envs), [], [], []
+    validator = TimestepValidator(spec, np.zeros(num_envs, bool))
+    timesteps, repeated, reseeded = [], [], []
     largest = dict.fromkeys(leaves_by_path(spec.observation), 0)
     seconds = 0.0
     try:
@@ -208,7 +209,7 @@ def _timesteps(
 ) -> Iterator[tuple[TimeStep, float]]:
     """Yield copies of the timesteps of random play, each with the seconds that it took."""
     generator, end = np.random.default_rng(0), np.inf
-    validator = TimestepValidator(spec, num_envs)
+    validator = TimestepValidator(spec, np.zeros(num_envs, bool))
     with contextlib.closing(on_host(environment).make(num_envs, 1)) as batch:
         timestep = batch.reset(seed, np.arange(num_envs, dtype=np.uint32), 0)
         validator.check(timestep)

@@ -187,7 +187,7 @@ class Run:
             exit_code = 0
             self.budget.begin(self.totals)
             if not self.budget.reason_to_end(self.totals):
-                self.driver.compile()
+                self.driver.compile_in_thread()
                 for callback in self.callbacks:
                     callback.on_start(self)
                 self.checkpointer.start()  # once all is traced, as both need Python's lock
@@ -206,7 +206,7 @@ class Run:
                     self.checkpointer.check()
                 self.progress = progress
                 self.record = self.recorder.record(
-                    progress, self.times, self.driver.compile.seconds
+                    progress, self.times, self.driver.compile_in_thread.seconds
                 )
                 self.is_due = self.budget.is_due(self.budget.frames(self.totals))
                 at_boundary = progress.state if progress.request or self.is_due else None
@@ -299,7 +299,7 @@ class Run:
         begin = begin or recorded_begin(self.directory, self.driver)
         if self.is_main:
             seal_json(self.directory / CONFIG, self.config | (begin.entries if begin else {}))
-        self.driver.compile()  # compiles side by side with that of the initial state
+        self.driver.compile_in_thread()  # compiles side by side with that of the initial state
         if begin is None:
             return self.driver.init(self.experiment.key)
         state, totals = begin.first_state(self.driver, self.experiment.key)

@@ -148,7 +148,7 @@ def test_a_component_without_an_allowed_action_is_a_fault(forbidden, is_fault):
     ones, false = np.ones(2, np.float32), np.zeros(2, bool)
     spec = EnvironmentSpec("masked", {ACTION_MASK: ArraySpec((10,), np.bool_)}, SPACE)
     shown = TimeStep({ACTION_MASK: mask}, ones, ones, false, false)
-    validator = TimestepValidator(spec, 2)
+    validator = TimestepValidator(spec, np.zeros(2, bool))
     assert validator.validate(shown).last.tolist() == [False, is_fault]
 
     steps = Step(jax.tree.map(lambda x: x[None], shown), jnp.zeros((1, 2, 3)), ())

@@ -105,7 +105,7 @@ def test_resets_after_a_time_out_are_no_frames():
 
 def compiled_text(devices, agent="ppo"):
     driver, _ = anakin_setup(AGENTS[agent], environment_for(agent), devices=devices)
-    return driver.compile().result().func.as_text()
+    return driver.compile_in_thread().result().func.as_text()
 
 
 def test_the_program_has_no_callback_and_no_collective_but_reductions():

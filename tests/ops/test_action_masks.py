@@ -104,7 +104,7 @@ def test_a_mask_within_an_observation_of_an_observation_holds():
 
 @pytest.mark.figure(8)
 def test_a_row_of_the_host_without_actions_is_counted_and_does_not_train():
-    validator = TimestepValidator(SPEC, 3)
+    validator = TimestepValidator(SPEC, np.zeros(3, bool))
     masks = [1, 1, 1], [0, 0, 0], [0, 0, 0]
     shown = validator.validate(timestep(*masks, last=[False, False, True]))
     assert shown.first.tolist() == [False, True, False]

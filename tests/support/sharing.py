@@ -71,7 +71,7 @@ def _is_on_host(env):
 
 
 def _programs_of(driver):
-    programs = {"init": driver.init, "compile": driver.compile}
+    programs = {"init": driver.init, "compile_in_thread": driver.compile_in_thread}
     if isinstance(driver, Sebulba):
         programs["actor_programs"] = driver.actor_programs
     if not _is_on_host(driver.env):

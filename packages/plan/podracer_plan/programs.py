@@ -17,9 +17,8 @@ from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.progress import abstract_request
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.drivers.sebulba.learner import abstract_arguments
 from podracer.drivers.sebulba.trajectory import ActorFunctions, flatten_params
-from podracer.drivers.sebulba.update import make_update
+from podracer.drivers.sebulba.update import abstract_arguments, make_update
 from podracer.drivers.state import TrainState, abstract_leaves, abstract_state, with_shardings
 from podracer.environment import HostEnvironments
 from podracer.envs.host.device import to_host_environments

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -18,11 +17,7 @@ from podracer.drivers.sebulba.intake import DeviceIntake, HostIntake
 from podracer.drivers.sebulba.layout import Packed
 from podracer.drivers.sebulba.queue import ClosableQueue
 from podracer.drivers.sebulba.supervisor import StageTimer
-from podracer.drivers.sebulba.trajectory import (
-    ActorPrograms,
-    TrajectoryShard,
-    copy_tree,
-)
+from podracer.drivers.sebulba.trajectory import ActorPrograms, TrajectoryShard, copy_tree
 from podracer.environment import HostEnvironment, call_environment, features
 from podracer.rollout import ActorState, Purpose, purpose_key
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
@@ -89,8 +84,11 @@ class Actor:
         is_stored = context.start.timestep is not None
         self._is_saved = features(env).snapshot is not None and (is_stored or not on_device)
         step = context.first_update * config.rollout_length
-        intake = partial(DeviceIntake, device=context.device) if on_device else HostIntake
-        self._intake = intake(spec, len(context.indices), step)
+        timestep = context.start.timestep
+        masked = np.zeros(len(context.indices), bool)
+        self._masked = masked if timestep is None else np.asarray(timestep.first & timestep.last)
+        intake = DeviceIntake if on_device else HostIntake
+        self._intake = intake(spec, self._masked, step, context.device)
         start = dataclasses.replace(context.start, env_state=())
         parts = programs.begin(start, np.uint32(step))
         # Copied, as both are donated: no leaf may be a leaf of the other.
@@ -155,11 +153,9 @@ class Actor:
         if start.timestep is None:
             return self._env.reset(*seeds)
         features(self._env).restore(*seeds, start.env_state)  # its state came from a snapshot
-        timestep = start.timestep
-        masked = np.asarray(timestep.first & timestep.last)
-        self._intake.restore(masked)  # `take` masks these rows of the timestep again
+        timestep, shown = start.timestep, ~self._masked  # `take` masks the others again
         return dataclasses.replace(
-            timestep, first=timestep.first & ~masked, last=timestep.last & ~masked
+            timestep, first=timestep.first & shown, last=timestep.last & shown
         )
 
     def _take(self, function: Callable[..., TimeStep], *args: Any) -> Packed:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import statistics
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +15,7 @@ from podracer.devices.mesh import SHARDED, on_one_device, shardings
 from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
 from podracer.drivers.sebulba.queue import ClosableQueue, Closed
-from podracer.drivers.sebulba.supervisor import Supervisor
+from podracer.drivers.sebulba.supervisor import Stragglers, Supervisor
 from podracer.drivers.sebulba.trajectory import ActorPrograms
 from podracer.drivers.state import TrainState, reset_episode_totals
 from podracer.environment import HostEnvironment, HostEnvironments, call_environment, features
@@ -26,41 +23,6 @@ from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import PyTree
 
 POLL_SECONDS = 0.2  # how often a wait for trajectories looks for threads that hang
-_COMPARED = 5  # rollouts of an actor, whose median time is compared
-_SLOW = 5.0  # times slower than the median of the other actors
-_LASTING = 30.0  # seconds of rollouts, each as slow: longer than other work keeps a core busy
-_LOG = logging.getLogger("podracer")
-
-
-class Stragglers:
-    """Actors whose environments are much slower than the others', by their newest rollouts."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, deque[float]] = {}
-        self._slow_seconds: dict[str, float] = {}
-        self.named: set[str] = set()
-        """Actors that the log has named."""
-
-    def record(self, actor: str, seconds: float) -> None:
-        """Add the time of a rollout; log an actor that stays slow, once."""
-        times = self._seconds.setdefault(actor, deque(maxlen=_COMPARED))
-        times.append(seconds)
-        if len(times) < _COMPARED or actor in self.named:
-            return
-        median = statistics.median(times)
-        medians = [statistics.median(x) for name, x in self._seconds.items() if name != actor]
-        usual = statistics.median(medians) if medians else median
-        is_slow = median > _SLOW * usual
-        self._slow_seconds[actor] = is_slow * (self._slow_seconds.get(actor, 0.0) + seconds)
-        if self._slow_seconds[actor] > _LASTING:
-            self.named.add(actor)
-            _LOG.warning(
-                "the environments of %s are %.0f times slower than other actors', %.3g s for a "
-                "rollout: with `driver.policy_lag=None` the others do not wait for them.",
-                actor,
-                median / usual,
-                median,
-            )
 
 
 class ActorPool:

@@ -14,6 +14,7 @@ from jaxtyping import UInt32
 
 from podracer.arguments import named
 from podracer.devices.mesh import Device, check_divisible, make_mesh, nearest_multiples
+from podracer.drivers.state import RolloutConfig
 from podracer.environment import HostEnvironments, features
 from podracer.errors import ConfigError
 from podracer.fields import bounded
@@ -21,15 +22,12 @@ from podracer.fields import bounded
 
 @named
 @dataclasses.dataclass(frozen=True)
-class SebulbaConfig:
+class SebulbaConfig(RolloutConfig):
     """Configuration of the Sebulba driver."""
 
     num_envs: int = bounded(64, low=1)
-    """Total number of environments; the actor threads of all hosts share them evenly."""
     rollout_length: int = bounded(20, low=1)
-    """Environment steps T of each environment before each update."""
     updates_per_chunk: int = bounded(20, low=1)
-    """Updates between two reports."""
     actors: int = bounded(0, low=0)
     """Actor devices of each host; 0 chooses a split with about three learners for each actor."""
     learners: int = bounded(0, low=0)
@@ -63,11 +61,6 @@ class SebulbaConfig:
     def num_threads(self) -> int:
         """Actor threads of each actor device."""
         return self.threads_per_actor or 2
-
-    @property
-    def steps_per_update(self) -> int:
-        """Environment steps of all environments for one batch of trajectories."""
-        return self.num_envs * self.rollout_length
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,29 +7,20 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
 
 from podracer.agent import Blueprint, Settings, check_policy
 from podracer.checks import check_agent, check_environment, check_spec
 from podracer.devices.memory import format_bytes, free_bytes
 from podracer.devices.mesh import DATA, Device, find_devices
 from podracer.drivers.driver import Driver, blueprint_for
-from podracer.drivers.progress import Orders, Progress, Request, to_progress
+from podracer.drivers.progress import Orders, Progress, Request
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
-from podracer.drivers.sebulba.config import (
-    DeviceSplit,
-    SebulbaConfig,
-    split_devices,
-    with_threads,
-)
+from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, split_devices, with_threads
 from podracer.drivers.sebulba.layout import TimestepLayout
-from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
+from podracer.drivers.sebulba.learner import Learner
 from podracer.drivers.sebulba.supervisor import Supervisor
-from podracer.drivers.sebulba.trajectory import (
-    ActorFunctions,
-    ActorPrograms,
-    make_actor_programs,
-)
+from podracer.drivers.sebulba.trajectory import ActorFunctions, ActorPrograms
+from podracer.drivers.sebulba.update import UpdateProgram, lower_update
 from podracer.drivers.state import TrainState, make_init
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments, to_host_environments
@@ -79,7 +70,7 @@ class Sebulba(Driver):
         """Programs of the actors, compiled by the first run."""
         rows, length = self.split.envs_per_thread, self.config.rollout_length
         functions = ActorFunctions(self.agent, rows, length, self.abstract_state.learner)
-        return make_actor_programs(functions, len(self.split.learners), self.config.num_envs)
+        return ActorPrograms(functions, len(self.split.learners), self.config.num_envs)
 
     def lower(self) -> Callable[[], UpdateProgram]:
         return lower_update(self.blueprint, self.split, self.config, self.abstract_state)
@@ -101,8 +92,8 @@ class Sebulba(Driver):
         with contextlib.ExitStack() as stack, Supervisor(config.env_timeout_seconds) as supervisor:
             parts = (self.actor_programs, self.host, self.split, config, state)
             actors = make_actor_pool(*parts, supervisor=supervisor, stack=stack)
-            program = self.compile().result()
-            learner = Learner(self.split, actors, program, orders.request, self._report)
+            program = self.compile_in_thread().result()
+            learner = Learner(self.split, actors, program, orders.request, self.report)
             compile_seconds = time.perf_counter() - start
             actors.start()
             stack.pop_all()  # from now on each thread closes its own environments
@@ -129,10 +120,6 @@ class Sebulba(Driver):
                 compile_seconds, request = 0.0, Request.NONE.value
                 yield progress
                 learner.after_report()
-
-    def _report(self, updates: int, values: Any) -> Progress:
-        """Return the report on updates, from their number at the end and their metrics."""
-        return to_progress(updates, values, self.host.spec, self.abstract_state.learner.shared)
 
 
 def check(

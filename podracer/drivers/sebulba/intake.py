@@ -7,7 +7,6 @@ a rollout. Bad rows are treated alike.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -26,16 +25,17 @@ from podracer.types import EnvironmentSpec, PyTree, TimeStep
 
 
 class HostIntake:
-    """Intake of NumPy arrays `[num_envs, ...]`, from the given step of the run on."""
+    """Intake of NumPy arrays `[b, ...]`, from the given step of the run on.
 
-    def __init__(self, spec: EnvironmentSpec, num_envs: int, step: int) -> None:
-        self.validator = TimestepValidator(spec, num_envs)
-        self._layout, self._num_envs = TimestepLayout(spec), num_envs
+    Rows that are `masked` then stay so until their environments begin an episode.
+    """
+
+    def __init__(
+        self, spec: EnvironmentSpec, masked: Bool[np.ndarray, " b"], step: int, device: Device
+    ) -> None:
+        self.validator = TimestepValidator(spec, masked)
+        self._layout, self._num_envs = TimestepLayout(spec), len(masked)
         self._step = step
-
-    def restore(self, masked: Bool[np.ndarray, " b"]) -> None:
-        """Go on in a run in which these rows are masked until an episode begins."""
-        self.validator.restore(masked)
 
     def take(self, timestep: TimeStep) -> Packed:
         """Return the programs' inputs for the next timestep."""
@@ -62,19 +62,17 @@ class HostIntake:
 class DeviceIntake:
     """Intake of arrays on a device, with the methods of `HostIntake`."""
 
-    def __init__(self, spec: EnvironmentSpec, num_envs: int, step: int, device: Device) -> None:
-        self.validator = TimestepValidator(spec, num_envs)
+    def __init__(
+        self, spec: EnvironmentSpec, masked: Bool[np.ndarray, " b"], step: int, device: Device
+    ) -> None:
+        self.validator = TimestepValidator(spec, masked)
         self._name, self._device = spec.name, device
         self._home = device  # the simulator's
         faults = np.zeros((len(KINDS), 3), np.int32)
-        state = IntakeState(np.uint32(step), np.zeros(num_envs, bool), faults)  # type: ignore[arg-type]
+        state = IntakeState(np.uint32(step), masked, faults)  # type: ignore[arg-type]
         self._state = jax.device_put(state, device)
         self._pack = pack_program(spec)
-        self._zeros = TimestepLayout(spec).zeros(num_envs)
-
-    def restore(self, masked: Bool[np.ndarray, " b"]) -> None:
-        masked = jax.device_put(masked, self._device)
-        self._state = dataclasses.replace(self._state, masked=masked)
+        self._zeros = TimestepLayout(spec).zeros(len(masked))
 
     def take(self, timestep: TimeStep) -> Packed:
         timestep = take_timestep(self._name, timestep)

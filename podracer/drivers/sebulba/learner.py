@@ -6,7 +6,6 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -14,62 +13,20 @@ import numpy as np
 from jaxtyping import Int64
 
 from podracer.agent import Blueprint
-from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import Arrival, note_program, on_one_device
-from podracer.devices.pieces import lower_in_pieces
-from podracer.drivers.progress import Progress, Request, abstract_request, request_array
+from podracer.drivers.progress import Progress, Request, request_array
 from podracer.drivers.sebulba.actor import STAGES, Rollout
 from podracer.drivers.sebulba.actor_pool import ActorPool
-from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
+from podracer.drivers.sebulba.config import DeviceSplit
 from podracer.drivers.sebulba.supervisor import StageTimer
-from podracer.drivers.sebulba.trajectory import ActorFunctions
-from podracer.drivers.sebulba.update import make_update, on_mesh, update_of_mesh
-from podracer.drivers.state import TrainState, abstract_leaves, place_leaves, with_blueprint
+from podracer.drivers.sebulba.update import UpdateProgram, on_mesh
+from podracer.drivers.state import TrainState, with_blueprint
 from podracer.environment import log_first_faults
 from podracer.errors import EnvironmentFault
-from podracer.types import Metrics
 
 # Steps of each environment, none of them valid, after which a run ends: in reports in a row that
 # all have new faults; and in any reports, for an episode broken by a fault that never ends.
 EMPTY_STEPS, EMPTY_EPISODE = 10, 100_000
-
-UpdateProgram = partial[tuple[TrainState, list[jax.Array], Metrics]]
-"""Compiled update `(state, shards, request) -> (state, params, metrics)`, with its blueprint, see
-`make_update`."""
-
-
-def abstract_arguments(
-    blueprint: Blueprint, split: DeviceSplit, functions: ActorFunctions, state: TrainState
-) -> tuple[Any, ...]:
-    """Return the arguments of the update of a state or its shapes; the others are shapes."""
-    finish = partial(functions.finish, len(split.learners))
-    inputs = functions.layout.zeros(functions.num_envs)
-    _, shards = jax.eval_shape(finish, *functions.begin_shapes, *inputs)
-    return (
-        abstract_leaves(blueprint, split.mesh),
-        dataclasses.replace(state, actor=()),
-        [on_mesh(split.mesh, shards[:1])] * split.threads,
-        abstract_request(split.mesh),
-    )
-
-
-def lower_update(
-    blueprint: Blueprint, split: DeviceSplit, config: SebulbaConfig, state: TrainState
-) -> Callable[[], UpdateProgram]:
-    """Trace the update for a state, or its shapes and shardings; return a function to compile it.
-
-    The returned function raises `ConfigError` if the program's memory exceeds that of the mesh.
-    """
-    rows, length = split.envs_per_thread, config.rollout_length
-    functions = ActorFunctions(blueprint.build(), rows, length, state.learner)
-    arguments = abstract_arguments(blueprint, split, functions, state)
-    parts = (split.mesh, split.threads, config.updates_per_batch)
-    if config.update_pieces:
-        lowered = lower_in_pieces(config.update_pieces, *update_of_mesh(*parts), *arguments)
-    else:
-        lowered = make_update(*parts).lower(*arguments)
-    blueprint = place_leaves(blueprint, split.mesh)
-    return lambda: partial(check_program_memory(lowered.compile(), split.mesh), blueprint)
 
 
 class Learner:

@@ -1,11 +1,14 @@
-"""Owner of every thread: the first fault stops them all and is raised."""
+"""Owner of every thread: the first fault stops them all and is raised, slow actors are named."""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
+import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -18,6 +21,10 @@ from podracer.io.text import print_stderr
 
 GRACE_SECONDS = 5.0  # at most, for an environment that seems to hang
 JOIN_SECONDS = 5.0  # a thread that takes longer to end is left behind, and named
+_COMPARED = 5  # rollouts of an actor, whose median time is compared
+_SLOW = 5.0  # times slower than the median of the other actors
+_LASTING = 30.0  # seconds of rollouts, each as slow: longer than other work keeps a core busy
+_LOG = logging.getLogger("podracer")
 
 
 class StageTimer:
@@ -52,6 +59,37 @@ class StageTimer:
         self.start(self.current[0])
         seconds, self._seconds = self._seconds, dict.fromkeys(self._stages, 0.0)
         return seconds
+
+
+class Stragglers:
+    """Actors whose environments are much slower than the others', by their newest rollouts."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, deque[float]] = {}
+        self._slow_seconds: dict[str, float] = {}
+        self.named: set[str] = set()
+        """Actors that the log has named."""
+
+    def record(self, actor: str, seconds: float) -> None:
+        """Add the time of a rollout; log an actor that stays slow, once."""
+        times = self._seconds.setdefault(actor, deque(maxlen=_COMPARED))
+        times.append(seconds)
+        if len(times) < _COMPARED or actor in self.named:
+            return
+        median = statistics.median(times)
+        medians = [statistics.median(x) for name, x in self._seconds.items() if name != actor]
+        usual = statistics.median(medians) if medians else median
+        is_slow = median > _SLOW * usual
+        self._slow_seconds[actor] = is_slow * (self._slow_seconds.get(actor, 0.0) + seconds)
+        if self._slow_seconds[actor] > _LASTING:
+            self.named.add(actor)
+            _LOG.warning(
+                "the environments of %s are %.0f times slower than other actors', %.3g s for a "
+                "rollout: with `driver.policy_lag=None` the others do not wait for them.",
+                actor,
+                median / usual,
+                median,
+            )
 
 
 class Supervisor:

@@ -305,31 +305,22 @@ def _is_kernel(x: jax.Array) -> bool:
     return is_for("gpu") and x.ndim == 4
 
 
-@dataclasses.dataclass(frozen=True)
 class ActorPrograms:
     """Jitted programs of the actors, which all runs of a driver share."""
 
-    copy_params: Callable[[LearnerState], list[jax.Array]]  # copies that no update donates
-    begin: Callable[[ActorState, ArrayLike], tuple[TrajectoryBuffer, RolloutStart]]
-    carry: Callable[[], Carry]  # the first of every environment
-    infer: Callable[..., tuple[TrajectoryBuffer, PyTree]]  # donates the buffer
-    finish: Callable[..., tuple[RolloutStart, list[TrajectoryShard]]]  # donates the start
+    def __init__(self, functions: ActorFunctions, num_learners: int, num_envs: int) -> None:
+        """`num_envs` is the number of all environments of a run."""
+        agent = functions.agent
 
+        def copy_params(learner: LearnerState) -> list[jax.Array]:
+            return jax.tree.map(jnp.copy, flatten_params(agent.actor_params(learner)))
 
-def make_actor_programs(
-    functions: ActorFunctions, num_learners: int, num_envs: int
-) -> ActorPrograms:
-    """Return the programs of actors in a run with `num_envs` environments."""
-    agent = functions.agent
-    return ActorPrograms(
-        jax.jit(
-            lambda learner: jax.tree.map(jnp.copy, flatten_params(agent.actor_params(learner)))
-        ),
-        jax.jit(functions.begin),
-        jax.jit(partial(agent.carry, num_envs)),
-        jax.jit(functions.infer, donate_argnums=1),
-        jax.jit(partial(functions.finish, num_learners), donate_argnums=1),
-    )
+        finish = partial(functions.finish, num_learners)
+        self.copy_params = jax.jit(copy_params)  # no update donates the copies
+        self.begin = jax.jit(functions.begin)
+        self.carry = jax.jit(partial(agent.carry, num_envs))  # the first of every environment
+        self.infer = jax.jit(functions.infer, donate_argnums=1)  # the buffer
+        self.finish = jax.jit(finish, donate_argnums=1)  # the start
 
 
 @jax.jit

@@ -12,19 +12,27 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Blueprint
+from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED
 from podracer.devices.ordering import shard_in_order
+from podracer.devices.pieces import lower_in_pieces
 from podracer.drivers.faults import apply_unless_fault
-from podracer.drivers.progress import reduce_metrics
+from podracer.drivers.progress import abstract_request, reduce_metrics
+from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.trajectory import (
     ROW_AXES,
+    ActorFunctions,
     TrajectoryShard,
     complete,
     flatten_params,
     map_over_rows,
 )
-from podracer.drivers.state import TRAIN_SPEC, TrainState, learn_key
+from podracer.drivers.state import TRAIN_SPEC, TrainState, abstract_leaves, learn_key, place_leaves
 from podracer.types import LearnerState, Metrics, PyTree
+
+UpdateProgram = partial[tuple[TrainState, list[jax.Array], Metrics]]
+"""Compiled update `(state, shards, request) -> (state, params, metrics)`, with its blueprint, see
+`make_update`."""
 
 _ROW_SPECS = jax.tree.map(lambda axis: PartitionSpec(*[None] * axis, DATA), ROW_AXES)
 
@@ -46,6 +54,40 @@ def make_update(mesh: Mesh, num_threads: int, updates_per_batch: int) -> jax.sta
     """Return the jitted program of `update_of_mesh`."""
     parts = update_of_mesh(mesh, num_threads, updates_per_batch)
     return jax.jit(shard_in_order(*parts), donate_argnums=1)
+
+
+def abstract_arguments(
+    blueprint: Blueprint, split: DeviceSplit, functions: ActorFunctions, state: TrainState
+) -> tuple[Any, ...]:
+    """Return the arguments of the update of a state or its shapes; the others are shapes."""
+    finish = partial(functions.finish, len(split.learners))
+    inputs = functions.layout.zeros(functions.num_envs)
+    _, shards = jax.eval_shape(finish, *functions.begin_shapes, *inputs)
+    return (
+        abstract_leaves(blueprint, split.mesh),
+        dataclasses.replace(state, actor=()),
+        [on_mesh(split.mesh, shards[:1])] * split.threads,
+        abstract_request(split.mesh),
+    )
+
+
+def lower_update(
+    blueprint: Blueprint, split: DeviceSplit, config: SebulbaConfig, state: TrainState
+) -> Callable[[], UpdateProgram]:
+    """Trace the update for a state, or its shapes and shardings; return a function to compile it.
+
+    The returned function raises `ConfigError` if the program's memory exceeds the mesh's.
+    """
+    rows, length = split.envs_per_thread, config.rollout_length
+    functions = ActorFunctions(blueprint.build(), rows, length, state.learner)
+    arguments = abstract_arguments(blueprint, split, functions, state)
+    parts = (split.mesh, split.threads, config.updates_per_batch)
+    if config.update_pieces:
+        lowered = lower_in_pieces(config.update_pieces, *update_of_mesh(*parts), *arguments)
+    else:
+        lowered = make_update(*parts).lower(*arguments)
+    blueprint = place_leaves(blueprint, split.mesh)
+    return lambda: partial(check_program_memory(lowered.compile(), split.mesh), blueprint)
 
 
 def update_of_learner(

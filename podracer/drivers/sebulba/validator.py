@@ -35,19 +35,16 @@ class TimestepValidator:
     environment starts a new episode.
     """
 
-    def __init__(self, spec: EnvironmentSpec, num_envs: int) -> None:
+    def __init__(self, spec: EnvironmentSpec, masked: Bool[np.ndarray, " b"]) -> None:
+        """Begin in a run in which these rows are masked until an episode begins."""
         self._name, self._space = spec.name, spec.action
         leaves, self._structure = jax.tree.flatten(spec.observation)
-        self._expected = [((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves]
-        self._num_envs = num_envs
-        self._masked_rows = self._ended_rows = np.zeros(num_envs, bool)
-        self._any_masked = self._any_ended = False
+        self._num_envs = len(masked)
+        self._expected = [((len(masked), *leaf.shape), leaf.dtype) for leaf in leaves]
+        self._masked_rows, self._any_masked = masked, bool(masked.any())
+        self._ended_rows, self._any_ended = np.zeros_like(masked), False
         self.faults: Counter[str] = Counter()
         self.first_faults: dict[str, str] = {}  # a line on the first of each kind
-
-    def restore(self, masked: Bool[np.ndarray, " b"]) -> None:
-        """Go on in a run in which these rows are masked until an episode begins."""
-        self._masked_rows, self._any_masked = masked, bool(masked.any())
 
     def validate(self, timestep: TimeStep) -> TimeStep:
         """Return the timestep, which is checked, with bad rows masked.
@@ -68,7 +65,8 @@ class TimestepValidator:
                 self.faults[kind] += int(rows.sum())
                 row = int(rows.argmax())
                 self.describe(kind, row, int(finite[:, row].argmin()))
-        self.restore((self._masked_rows & ~timestep.first) | bad_rows.any(axis=0))
+        self._masked_rows = (self._masked_rows & ~timestep.first) | bad_rows.any(axis=0)
+        self._any_masked = bool(self._masked_rows.any())
         return mask_rows(np, timestep, self._masked_rows)
 
     def _is_good(self, timestep: TimeStep, leaves: list[Any]) -> bool:

@@ -27,6 +27,7 @@ from variants import variants
 from podracer import envs
 from podracer.agents.impala import Impala
 from podracer.config.experiment import Experiment
+from podracer.drivers import driver as base_module
 from podracer.drivers.progress import Orders, Request
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba import actor as actor_module
@@ -34,6 +35,7 @@ from podracer.drivers.sebulba import actor_pool as pool_module
 from podracer.drivers.sebulba import driver as driver_module
 from podracer.drivers.sebulba import learner as learner_module
 from podracer.drivers.sebulba import supervisor as supervisor_module
+from podracer.drivers.sebulba import update as update_module
 from podracer.drivers.sebulba.queue import ClosableQueue, Closed
 from podracer.drivers.sebulba.supervisor import StageTimer, Supervisor
 from podracer.errors import EnvironmentFault
@@ -151,14 +153,15 @@ class Compiled:
 @pytest.fixture(scope="module")
 def once():
     """Programs and states that all runs of this file share; `made(**config)` are a run's parts."""
-    make_actor_programs = driver_module.make_actor_programs
+    actor_programs = driver_module.ActorPrograms
     updates = functools.cache(lambda *args: Compiled(make_update(*args)))
-    make_update = learner_module.make_update
+    make_update = update_module.make_update
 
     def make_programs(*args):
-        made = make_actor_programs(*args)
-        watched = {"infer": visited("inference", made.infer)}
-        return dataclasses.replace(made, finish=visited("finish", made.finish), **watched)
+        made = actor_programs(*args)
+        made.infer = visited("inference", made.infer)
+        made.finish = visited("finish", made.finish)
+        return made
 
     @functools.cache
     def made(**config):
@@ -167,10 +170,10 @@ def once():
     least = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver_module, "make_actor_programs", make_programs)
-        patch.setattr(learner_module, "make_update", updates)
+        patch.setattr(driver_module, "ActorPrograms", make_programs)
+        patch.setattr(update_module, "make_update", updates)
         patch.setattr(learner_module, "on_mesh", visited("on_mesh", learner_module.on_mesh))
-        patch.setattr(driver_module, "to_progress", visited("fetch", driver_module.to_progress))
+        patch.setattr(base_module, "to_progress", visited("fetch", base_module.to_progress))
         pool = pool_module.ActorPool
         patch.setattr(pool, "publish", visited("publish", pool.publish))
         for module in (actor_module, pool_module):
