@@ -32,6 +32,7 @@ from podracer.types import (
     Params,
     TimeStep,
     action_mask,
+    blank_timestep,
 )
 
 MAX_STEPS = 30_000  # steps of an episode
@@ -342,13 +343,7 @@ def _host_evaluator(
         params: Params, run_key: jax.Array, update: int | jax.Array = 0
     ) -> tuple[Any, ...]:
         params, key, _ = _acting_inputs(params, run_key, update)
-        zeros: Any = np.zeros(episodes, np.float32)
-        false: Any = np.zeros(episodes, bool)
-        spec = environment.evaluation_environment(env).spec
-        observation = jax.tree.map(
-            lambda x: np.zeros((episodes, *x.shape), x.dtype), spec.observation
-        )
-        timestep = TimeStep(observation, zeros, zeros, false, false)
+        timestep = blank_timestep(env.spec, episodes)
         indices = np.arange(episodes, dtype=np.uint32)
         return params, agent.carry(episodes), timestep, key, indices, np.uint32(1)
 

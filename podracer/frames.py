@@ -11,24 +11,9 @@ import numpy as np
 from jaxtyping import Array, Shaped, UInt8
 
 from podracer.devices.fused import is_for
-from podracer.types import ArraySpec, PyTree
 
 # Source of the older frames of a stack: the previous stack, copies of its newest frame, or zeros.
 CONTINUED, COPIED, BLANK = 0, 1, 2
-
-
-def map_stacks(
-    observation: PyTree, function: Callable[..., Any], otherwise: Callable[..., Any], *trees: PyTree
-) -> PyTree:
-    """Map `function(spec, *leaves)` over stacks of frames, `otherwise(*leaves)` over other leaves.
-
-    `observation` is the tree of specifications, whose structure `trees` have.
-    """
-
-    def apply(spec: ArraySpec, *leaves: Any) -> Any:
-        return function(spec, *leaves) if spec.frame_stack else otherwise(*leaves)
-
-    return jax.tree.map(apply, observation, *trees)
 
 
 def first_source(xp: Any, stack: Shaped[Array | np.ndarray, "B ..."]) -> UInt8[Array, "B"]:
@@ -61,12 +46,8 @@ def stack_frames(
         repeat, zero = (jnp.expand_dims(flag, axes) for flag in (complete, blank))
         older = jnp.where(repeat, newest_first[-1], frame(age))
         newest_first.append(jnp.where(zero, jnp.zeros_like(older), older))
-    return _stack_last(newest_first[::-1])
-
-
-def _stack_last(frames: list[jax.Array]) -> jax.Array:
-    """Stack frames `[...]` along a new last axis."""
-    if len(frames) != 4 or frames[0].dtype != jnp.uint8 or not is_for("cpu"):
+    frames = newest_first[::-1]
+    if size != 4 or frames[0].dtype != jnp.uint8 or not is_for("cpu"):
         return jnp.stack(frames, axis=-1)
     # Four bytes are written as one word, which a CPU does four times as fast.
     words = [frame.astype(jnp.uint32) << (8 * i) for i, frame in enumerate(frames)]

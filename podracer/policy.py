@@ -278,11 +278,6 @@ def from_start(specs: PyTree, observation: PyTree) -> PyTree:
     return jax.tree.map(lambda spec, x: x - spec.start if spec.start else x, specs, observation)
 
 
-def to_own_numbers(specs: PyTree, observation: PyTree) -> PyTree:
-    """Return an observation in the environment's own numbers, of one whose numbers begin at 0."""
-    return jax.tree.map(lambda spec, x: x + spec.start if spec.start else x, specs, observation)
-
-
 def add_start(space: ActionSpace, action: Any) -> Any:
     """Return actions `[*b, ...]` in the environment's own numbers."""
     if isinstance(space, Continuous) or not np.any(space.start):

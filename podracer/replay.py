@@ -27,7 +27,7 @@ from podracer.devices.tiles import from_stored, to_stored
 from podracer.environment import action_struct
 from podracer.errors import ConfigError
 from podracer.fields import bounded, struct, unchecked
-from podracer.frames import BLANK, CONTINUED, COPIED, map_stacks, stack_frames
+from podracer.frames import BLANK, CONTINUED, COPIED, stack_frames
 from podracer.ops import sum_tree
 from podracer.schedules import Schedule, value_at
 from podracer.types import ArraySpec, Carry, EnvironmentSpec, PyTree, Step, TimeStep, Trajectory
@@ -329,7 +329,12 @@ class Buffer:
         )
 
     def _map_stacks(self, function: Callable[..., Any], otherwise: Any, *trees: PyTree) -> PyTree:
-        return map_stacks(self.spec.observation, function, otherwise, *trees)
+        """Map `function(spec, *leaves)` over stacks of frames, `otherwise(*leaves)` over others."""
+
+        def apply(spec: ArraySpec, *leaves: Any) -> Any:
+            return function(spec, *leaves) if spec.frame_stack else otherwise(*leaves)
+
+        return jax.tree.map(apply, self.spec.observation, *trees)
 
     def _frame_source(self, state: ReplayState, observation: PyTree) -> PyTree:
         """Return the source of the older frames of each stack `[T, B, ..., K]`, u8 `[T, B]`."""

@@ -123,7 +123,7 @@ def make_convolutions(
             f"an image of {shape} has its channels first, it seems: move that axis to the end, "
             "[H, W, C]."
         )
-    layers = []
+    layers, finish = [], Normalized if config.layer_norm else lambda layer: layer
     if isinstance(config, CNN):
         counts = [len(x) for x in (config.channels, config.kernels, config.strides)]
         if len(set(counts)) > 1:
@@ -135,9 +135,7 @@ def make_convolutions(
         for outputs, size, stride, k in zip(
             config.channels, config.kernels, config.strides, keys, strict=True
         ):
-            layers.append(
-                _layer(config, Convolution(channels, outputs, size, stride, False, key=k))
-            )
+            layers.append(finish(Convolution(channels, outputs, size, stride, False, key=k)))
             height, width = (height - size) // stride + 1, (width - size) // stride + 1
             channels = outputs
         if height < 1 or width < 1:
@@ -156,16 +154,11 @@ def make_convolutions(
                 convs += [make(k) for k in keys]
             else:
                 convs += [eqx.filter_vmap(make)(jnp.stack(keys[i::2])) for i in (0, 1)]
-            layers.append(tuple(_layer(config, conv) for conv in convs))
+            layers.append(tuple(finish(conv) for conv in convs))
             if config.pool:
                 height, width = (height + 1) // 2, (width + 1) // 2
             channels = outputs
     return tuple(layers), (height, width, channels)
-
-
-def _layer(config: CNN | ResNet, layer: Convolution) -> Convolution | Normalized:
-    """Return a layer as a torso has it."""
-    return Normalized(layer) if config.layer_norm else layer
 
 
 def image_features(

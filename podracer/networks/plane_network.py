@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import equinox as eqx
@@ -24,7 +25,7 @@ from podracer.networks.convolutions import (
     make_convolutions,
 )
 from podracer.networks.layers import HeadLayers, Normalized, as_float, cast, relu
-from podracer.networks.network import Head, Network
+from podracer.networks.network import Head, Network, as_params
 from podracer.networks.torsos import unscaled
 from podracer.types import ArraySpec, Carry, Params, PyTree
 
@@ -60,11 +61,7 @@ class PlaneNetwork:
         vectors = [head for head in heads.values() if isinstance(head, Head)]
         if any(head.noisy for head in vectors):
             raise ConfigError("a network of planes has no noisy heads.")
-        make, skeleton = self._skeleton(observation, heads)
-        _, layers = eqx.partition(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))
-
-        def init(key: jax.Array) -> Params:
-            return eqx.filter(make(key), eqx.is_array)
+        init, layers = self._layers(observation, heads)
 
         def apply(
             params: Params, carry: Carry, observations: PyTree, first: jax.Array
@@ -79,18 +76,13 @@ class PlaneNetwork:
 
     def planes(self, observation: PyTree) -> ArraySpec:
         """Return the specification of the planes."""
-        return ArraySpec(self._skeleton(observation, {})[1].shape)
+        return ArraySpec(self._layers(observation, {})[1].shape)
 
-    def _skeleton(
+    def _layers(
         self, observation: PyTree, heads: Mapping[str, Head | Planes]
-    ) -> tuple[Callable[[jax.Array], _PlaneLayers], _PlaneLayers]:
-        """Return a function that makes layers from a key, and their shapes and dtypes."""
+    ) -> tuple[Callable[[jax.Array], Params], _PlaneLayers]:
         input_shape = _input_shape(jax.tree.leaves(observation))
-
-        def make(key: jax.Array) -> _PlaneLayers:
-            return _PlaneLayers(self, input_shape, heads, key=key)
-
-        return make, jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
+        return as_params(partial(_PlaneLayers, self, input_shape, heads))
 
 
 def _input_shape(specs: Sequence[ArraySpec]) -> tuple[int, int, int]:

@@ -28,12 +28,8 @@ class Table:
                 "Table needs the index of a state as its observation: take a TorsoNetwork for "
                 "others."
             )
-        for name, words in (
-            ("noisy", "noisy heads"),
-            ("hidden", "hidden layers"),
-        ):
-            if any(getattr(head, name) for head in heads.values()):
-                raise ConfigError(f"Table has no {words}: take a TorsoNetwork.")
+        if any(head.noisy or head.hidden for head in heads.values()):
+            raise ConfigError("Table has no noisy heads and no hidden layers: take a TorsoNetwork.")
 
         def init(key: jax.Array) -> Params:
             return {name: jnp.zeros((num_values, head.size)) for name, head in heads.items()}

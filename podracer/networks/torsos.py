@@ -34,7 +34,7 @@ from podracer.networks.layers import (
     relu,
 )
 from podracer.networks.memory import GRU, LSTM
-from podracer.networks.network import LAST_STEP, Head, Network
+from podracer.networks.network import LAST_STEP, Head, Network, as_params, join
 from podracer.networks.transformer import Transformer
 from podracer.ops.random import random_normals
 from podracer.types import ArraySpec, Carry, Params, PyTree
@@ -109,11 +109,9 @@ class TorsoNetwork:
         """
         torso_inputs = jax.tree.map(_torso_input, observation)
         groups = {"shared": heads} if self.shared else {n: {n: h} for n, h in heads.items()}
-        trunks = {name: partial(_Trunk, self, torso_inputs, x) for name, x in groups.items()}
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        skeletons = {name: jax.eval_shape(make, key=key) for name, make in trunks.items()}
-        network = join({name: _as_network(trunks[name], x) for name, x in skeletons.items()})
-        noise_sizes = {n: h.noise_size for x in skeletons.values() for n, h in x.heads.items()}
+        parts = {n: as_params(partial(_Trunk, self, torso_inputs, x)) for n, x in groups.items()}
+        network = join({name: _as_network(*part) for name, part in parts.items()})
+        noise_sizes = {n: h.noise_size for _, x in parts.values() for n, h in x.heads.items()}
 
         def apply(
             params: Params,
@@ -130,11 +128,10 @@ class TorsoNetwork:
         return dataclasses.replace(network, apply=apply, rows_in_cache=rows_in_cache)
 
 
-def _as_network(make: Callable[..., _Trunk], skeleton: _Trunk) -> Network:
+def _as_network(init: Callable[[jax.Array], Params], trunk: _Trunk) -> Network:
     """Return the functions of a trunk, whose arrays are parameters."""
-    _, trunk = eqx.partition(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))
     return Network(
-        init=lambda key: eqx.filter(make(key=key), eqx.is_array),
+        init=init,
         carry=lambda num_envs: () if trunk.cell is None else trunk.cell.carry(num_envs),
         apply=lambda params, *args: eqx.combine(params, trunk)(*args),
     )
@@ -307,25 +304,3 @@ def _split(config: Torso, leaves: list[Any], image_axes: int) -> tuple[list, lis
     is_image = [len(x.shape) == image_axes and not isinstance(config, MLP) for x in leaves]
     images = [x for x, image in zip(leaves, is_image, strict=True) if image]
     return images, [x for x, image in zip(leaves, is_image, strict=True) if not image]
-
-
-def join(networks: Mapping[str, Network]) -> Network:
-    """Return a network with the heads of several, whose parameters and memories it has by name."""
-
-    def init(key: jax.Array) -> Params:
-        keys = jax.random.split(key, len(networks))
-        return {name: x.init(k) for (name, x), k in zip(networks.items(), keys, strict=True)}
-
-    def carry(num_envs: int) -> Carry:
-        carries = {name: network.carry(num_envs) for name, network in networks.items()}
-        return carries if jax.tree.leaves(carries) else ()
-
-    def apply(params: Params, carry: Carry, *inputs: Any) -> tuple[dict[str, jax.Array], Carry]:
-        outputs, carries = {}, {}
-        for name, network in networks.items():
-            memory = carry[name] if carry else ()
-            heads, carries[name] = network.apply(params[name], memory, *inputs)
-            outputs |= heads
-        return outputs, (carries if carry else ())
-
-    return Network(init, carry, apply, min(x.rows_in_cache for x in networks.values()))

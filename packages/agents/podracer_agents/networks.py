@@ -15,6 +15,7 @@ from podracer.errors import ConfigError
 from podracer.fields import bounded
 from podracer.networks import Head, Network
 from podracer.networks.layers import ACTIVATIONS, Activation, HeadLayers, Linear, as_float, cast
+from podracer.networks.network import as_params
 from podracer.types import Params, PyTree
 from podracer_agents.batch_norm import BatchNorm
 from podracer_agents.spherical import (
@@ -73,8 +74,7 @@ class NormalizedMLP:
         def make(key: jax.Array) -> _Layers:
             return _Layers(self, size, heads, key=jax.random.split(key, 1)[0])
 
-        skeleton = jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
-        _, static = eqx.partition(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+        init, static = as_params(make)
 
         def apply(params: Params, carry: Any, observation: PyTree, first: jax.Array) -> Any:
             T, B = first.shape
@@ -87,9 +87,6 @@ class NormalizedMLP:
         ) -> tuple[dict[str, jax.Array], Params]:
             outputs, layers = eqx.combine(params, static).learn(observation, weights, axis)
             return outputs, eqx.filter(layers, eqx.is_array)
-
-        def init(key: jax.Array) -> Params:
-            return eqx.filter(make(key), eqx.is_array)
 
         learn = apply_batch if self.batch_norm else None
         return BatchNetwork(init, lambda num_envs: (), apply, 512, learn)

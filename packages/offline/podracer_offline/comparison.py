@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from podracer.policy import Policy, add_start, to_own_numbers
+from podracer.policy import Policy, add_start
 from podracer.types import Continuous
 from podracer_offline.dataset import Dataset
 
@@ -23,8 +23,10 @@ def agreement(policy: Policy, data: Dataset, tolerance: float = 0.05) -> float:
     lengths, count = ends - starts + 1, 0
     for t in range(int(lengths.max())):
         rows = np.minimum(starts + t, ends)  # an episode that is over repeats its end
-        observation = to_own_numbers(
-            policy.spec.observation, jax.tree.map(lambda x, rows=rows: x[rows], data.observation)
+        observation = jax.tree.map(
+            lambda spec, x, rows=rows: x[rows] + spec.start if spec.start else x[rows],
+            policy.spec.observation,
+            data.observation,
         )
         action = np.asarray(policy(observation, data.reward[rows - 1] if t else 0.0))
         recorded = add_start(space, data.action[rows])
