@@ -1,9 +1,5 @@
 """Environments: the protocols that drivers call, and helpers for writing a device environment."""
 
-# Types of JAX itself are partly unknown to pyright.
-# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,8 +1,5 @@
 """Fields of settings and states: leaf or structure, and range."""
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import dataclasses

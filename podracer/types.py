@@ -9,10 +9,6 @@ Axis letters, used in every docstring:
 Arrays are time-major, `[T, B, ...]`; `[*b, ...]` means any leading batch shape.
 """
 
-# Types of JAX itself are partly unknown to pyright.
-# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,9 +1,5 @@
 """Actions among those that an observation's mask allows, see `types.Discrete`."""
 
-# Types of JAX itself are partly unknown to pyright.
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import functools

@@ -8,9 +8,6 @@ action, and `mean` computes the value from them. `loss` compares outputs with a 
 Losses and priorities are `[N]`.
 """
 
-# Types of JAX itself are partly unknown to pyright.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import dataclasses

@@ -7,11 +7,6 @@ or, where that is faster still, as matrix products, as are the first layers of s
 `benchmarks/limits.py --parts` measures them.
 """
 
-# Types of JAX itself are partly unknown to pyright.
-# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import math

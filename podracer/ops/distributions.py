@@ -5,10 +5,6 @@ discrete actions, those of several at once one after another, or the mean and th
 scale of each coordinate.
 """
 
-# Types of JAX itself are partly unknown to pyright.
-# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
-# pyright: reportUnknownMemberType=false
-
 from __future__ import annotations
 
 import itertools

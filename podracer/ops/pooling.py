@@ -4,9 +4,6 @@ JAX's gradient of `reduce_window` scatters, which a CPU does one number at a tim
 a residual network's gradient was pooling. Here the place of each maximum is kept, as a byte.
 """
 
-# Types of JAX itself are partly unknown to pyright.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 from functools import partial

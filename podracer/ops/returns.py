@@ -5,9 +5,6 @@ Every function takes arrays `[T, ...]` and works along the first axis; all other
 step has no advantage and its target is its own value, so the previous step bootstraps from it.
 """
 
-# Types of JAX itself are partly unknown to pyright.
-# pyright: reportUnknownMemberType=false
-
 from __future__ import annotations
 
 import jax

@@ -6,10 +6,6 @@ level below, never by adding differences, so rounding errors do not accumulate.
 Source: Schaul et al. 2016, appendix B.2.1 (arXiv 1511.05952).
 """
 
-# Types of JAX itself are partly unknown to pyright.
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import math

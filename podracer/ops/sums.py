@@ -1,8 +1,5 @@
 """Sums of float32 that keep what rounding would lose."""
 
-# Types of JAX itself are partly unknown to pyright.
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
-
 from __future__ import annotations
 
 from typing import Any

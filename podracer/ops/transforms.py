@@ -1,8 +1,5 @@
 """Transformations of values that are learned: squashing, and distributions on a fixed support."""
 
-# Types of JAX itself are partly unknown to pyright.
-# pyright: reportUnknownMemberType=false
-
 from __future__ import annotations
 
 import jax
