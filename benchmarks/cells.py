@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from podracer import recipes
-from podracer.agents.continuous.sequences import Recurrence
+from podracer.agents.common.recurrent import Recurrence
 from podracer.cli.recipe_flags import find_recipe, parse_experiment
 from podracer.cli.train import TrainOptions
 from podracer.config.experiment import Experiment

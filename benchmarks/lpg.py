@@ -36,7 +36,7 @@ from podracer.agent import Context, ReadsFile
 from podracer.agents.a2c import A2C
 from podracer.agents.rules.disco import Disco, rule_file
 from podracer.agents.rules.lpg import LPGStudent
-from podracer.agents.rules.lpg.rule_file import encode_rule, read_rule
+from podracer.agents.rules.lpg.rule_file import decode_rule, encode_rule
 from podracer.agents.rules.lpg.student import lpg_student
 from podracer.config.experiment import Experiment
 from podracer.devices.startup import use_compilation_cache
@@ -120,7 +120,8 @@ def student(file: Path, network: Any, **settings: Any) -> LPGStudent | Disco:
     replay there is, of three rollouts of 64 environments.
     """
     if not rule_file.is_disco_rule(file.read_bytes()):
-        return lpg_student(read_rule(file)[0], network, rule_file=str(file), **settings)
+        rule, _ = decode_rule(file.read_bytes(), str(file))
+        return lpg_student(rule, network, rule_file=str(file), **settings)
     like = DiscoDiscovery()
     settings = {"learning_rate": like.student_learning_rate} | settings
     return Disco(
@@ -148,7 +149,7 @@ def _initial(file: Path, seed: int) -> Path:
         )
         path.write_bytes(disco_rules.encode_rule(size.init(key)))
         return path
-    rule, _ = read_rule(file)
+    rule, _ = decode_rule(content, str(file))
     path.write_bytes(encode_rule(rule, rule.init(key), {}))
     return path
 

@@ -44,16 +44,6 @@ Distribution = Callable[
 Learn = Callable[[LearnerState, Trajectory, jax.Array, str | None], tuple[LearnerState, Metrics]]
 
 
-def no_carry(num_envs: int) -> Carry:
-    """Return the recurrent state of an agent without memory."""
-    return ()
-
-
-def shared_params(state: LearnerState) -> Params:
-    """Return the field `params` of the learner's shared state."""
-    return state.shared.params
-
-
 class NotPickled:
     """Object of functions that were made while the program runs, which `pickle` cannot take."""
 
@@ -98,9 +88,9 @@ class Agent(NotPickled):
     The update is applied if the shared state and the metrics `loss`, `*_loss` and `*gradient_norm`
     are finite, else the run ends; other metrics are diagnostics. `axis` is the name of the mesh
     axis that the batch is sharded over, None on one device."""
-    carry: Callable[[int], Carry] = no_carry
+    carry: Callable[[int], Carry] = lambda num_envs: ()
     """`(num_envs)`: Return the initial recurrent state `[B, ...]`, `()` if there is none."""
-    actor_params: Callable[[LearnerState], Params] = shared_params
+    actor_params: Callable[[LearnerState], Params] = lambda state: state.shared.params
     """`(state)`: Return the parameters that `act` takes. They depend on `shared` alone, unless the
     agent learns a `rule`."""
     distribution: Distribution | None = None

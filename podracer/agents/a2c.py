@@ -60,12 +60,4 @@ class A2C(ActorCriticSettings):
                 entropy_cost=schedules.value_at(self.entropy_cost, state.shared.frames),
             )
 
-        return Agent(
-            spec=spec,
-            init=init,
-            act=model.act,
-            learn=Fused(loss, optimizer.apply_gradients),
-            carry=model.network.carry,
-            distribution=model.distribution,
-            groups=model.groups,
-        )
+        return model.agent(spec, init, model.act, Fused(loss, optimizer.apply_gradients))

@@ -26,14 +26,7 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context, with_last_action
 from podracer.agents.common.normalization import normalize_observation
 from podracer.agents.common.optimizers import global_norm
 from podracer.agents.continuous import learning
-from podracer.agents.continuous.learning import (
-    ActorCriticState,
-    ActorParams,
-    Learner,
-    Parts,
-    PolicySettings,
-    Transition,
-)
+from podracer.agents.continuous.learning import ActorCriticState, ActorParams, Parts, Transition
 from podracer.agents.continuous.models import ContinuousNetworks
 from podracer.devices.reductions import MaskedMean, global_grad, mean_of
 from podracer.fields import bounded, static, struct
@@ -49,7 +42,7 @@ class DDPGState(ActorCriticState):
 
 
 @struct
-class DDPG(PolicySettings):
+class DDPG(learning.PolicySettings):
     """Deep deterministic policy gradient for continuous actions; see also `td3`."""
 
     action_noise_std: float = bounded(0.1)
@@ -73,7 +66,7 @@ class Method:
 
     settings: DDPG
     networks: ContinuousNetworks
-    learner: Learner
+    learner: learning.Learner
     distribution = None  # a policy of means alone has none
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:

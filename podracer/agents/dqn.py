@@ -170,16 +170,16 @@ class Method:
     ) -> tuple[jax.Array, jax.Array]:
         """Return the returns G `[N]`, and the outputs `[N, Z]` of the values Q'(s', a').
 
-        `noises` are keys `[1]` for the target network and for the choice of actions.
+        `noises` are keys `[1]` for the target network, and for the online one that selects a'.
         """
-        settings, value = self.settings, self.settings.value
+        target_noise, online_noise = noises
         next_timestep = transition.next_timestep
-        target_outputs = selector = self.outputs(target_params, next_timestep, noises[0])
-        if settings.double:  # the online network selects the action that the target network values
-            selector = self.outputs(params, next_timestep, noises[1])
-        next_q = mask_logits(next_timestep.observation, value.mean(selector))
+        target = self.outputs(target_params, next_timestep, target_noise)
+        double = self.settings.double
+        online = self.outputs(params, next_timestep, online_noise) if double else target
+        next_q = mask_logits(next_timestep.observation, self.settings.value.mean(online))
         next_action = jnp.argmax(next_q, axis=-1)
-        return transition.n_step_return, value_based.gather_action(target_outputs, next_action)
+        return transition.n_step_return, value_based.gather_action(target, next_action)
 
     def outputs(self, params: Params, timestep: TimeStep, noise: jax.Array | None) -> jax.Array:
         """Return the network's outputs `[N, A, Z]` for timesteps `[N, ...]`."""

@@ -47,15 +47,7 @@ class Impala(VtraceSettings):
             state, update_metrics = optimizer.apply_gradients(state, grads, num_frames)
             return state, {**metrics, **update_metrics}
 
-        return Agent(
-            spec=spec,
-            init=init,
-            act=model.act_with_log_prob,
-            learn=learn,
-            carry=model.network.carry,
-            distribution=model.distribution,
-            groups=model.groups,
-        )
+        return model.agent(spec, init, model.act_with_log_prob, learn)
 
     def loss(
         self, model: ActorCritic, params: Params, trajectory: Trajectory, frames: jax.Array

@@ -55,18 +55,13 @@ class PPOState(optimizers.CountedState):
 
 
 @struct
-class Batch:
-    """Items to learn from: `[1, N, ...]` transitions, or `[T, N, ...]` sequences."""
+class Batch(epochs.Batch):
+    """Items to learn from, with their advantages."""
 
-    observation: PyTree
-    first: jax.Array  # bool
     sample: jax.Array  # action before it is scaled to the bounds
     log_prob: jax.Array  # f32, of the policy that acted
     value: jax.Array  # f32, of the value function that acted
-    target: jax.Array  # f32, of the value
     advantage: jax.Array  # f32
-    valid: jax.Array  # f32, 0 where an episode was cut
-    carry: Carry  # recurrent state at the start of each item, [1, N, ...], or ()
 
 
 @struct
@@ -152,23 +147,19 @@ class _PPO:
         """Estimate advantages, then take steps on minibatches for K epochs (algorithm 1)."""
         settings, learner = self.settings, cast(PPOState, state.shared)
         learner, trajectory, reward_sums = self.normalize(learner, trajectory, state.local, axis)
-        batch, minibatches = epochs.shuffle(
-            key,
-            self.make_batch(learner.params, trajectory),
-            settings.num_minibatches,
-            settings.num_epochs,
-        )
+        batch = self.make_batch(learner.params, trajectory)
+        batch, minibatches = epochs.shuffle(key, batch, settings)
         advantage_moments = self.advantage_moments(batch, minibatches, axis)
         value_moments = moments_of((batch.target, batch.advantage), axis, batch.valid)
         entropy_cost = schedules.value_at(settings.entropy_cost, learner.frames)
         learner, metrics = epochs.fit(
             self.optimizer,
+            self.model.network,
             partial(self.loss, entropy_cost),
             learner,
             batch,
             (minibatches, *advantage_moments),
             axis,
-            rows_in_cache=self.model.network.rows_in_cache,
             target_kl=settings.target_kl,
         )
         num_frames = jnp.round(value_moments.count).astype(jnp.uint32)

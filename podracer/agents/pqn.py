@@ -44,15 +44,10 @@ from podracer.types import (
 
 
 @struct
-class Batch:
-    """Items to learn from: `[1, N, ...]` transitions, or `[T, N, ...]` sequences."""
+class Batch(epochs.Batch):
+    """Items to learn from, with λ-returns as their targets."""
 
-    observation: PyTree
-    first: jax.Array  # bool
     action: jax.Array  # i32
-    target: jax.Array  # f32, λ-return
-    valid: jax.Array  # f32, 0 where an episode was cut
-    carry: Carry  # recurrent state at the start of each item, [1, N, ...], or ()
 
 
 @struct
@@ -99,20 +94,10 @@ class _PQN:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
-        batch, minibatches = epochs.shuffle(
-            key,
-            self.make_batch(state.shared.params, trajectory),
-            self.settings.num_minibatches,
-            self.settings.num_epochs,
-        )
+        batch = self.make_batch(state.shared.params, trajectory)
+        batch, items = epochs.shuffle(key, batch, self.settings)
         learner, metrics = epochs.fit(
-            self.optimizer,
-            self.loss,
-            state.shared,
-            batch,
-            (minibatches,),
-            axis,
-            rows_in_cache=self.network.rows_in_cache,
+            self.optimizer, self.network, self.loss, state.shared, batch, (items,), axis
         )
         num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
         return LearnerState(optimizers.with_more_frames(learner, num_frames)), metrics

@@ -22,14 +22,7 @@ from podracer.agent import DEFAULT_CONTEXT, Agent, Context, with_last_action
 from podracer.agents.common.normalization import normalize_observation
 from podracer.agents.common.optimizers import global_norm
 from podracer.agents.continuous import learning
-from podracer.agents.continuous.learning import (
-    ActorCriticState,
-    ActorParams,
-    Learner,
-    Parts,
-    PolicySettings,
-    Transition,
-)
+from podracer.agents.continuous.learning import ActorCriticState, ActorParams, Parts, Transition
 from podracer.agents.continuous.models import ContinuousNetworks
 from podracer.devices.reductions import MaskedMean, global_grad, mean_of
 from podracer.fields import bounded, struct
@@ -45,7 +38,7 @@ class Actor(NamedTuple):
 
 
 @struct
-class SAC(PolicySettings):
+class SAC(learning.PolicySettings):
     """Soft actor-critic for continuous actions."""
 
     initial_temperature: float = bounded(1.0, low=1e-6)
@@ -64,7 +57,7 @@ class Method:
 
     settings: SAC
     networks: ContinuousNetworks
-    learner: Learner
+    learner: learning.Learner
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         policy, critics = self.networks.init(key, self.settings.num_critics)

@@ -96,9 +96,11 @@ def _names_in_json(kind: type) -> tuple[str, ...]:
 # Fields that have left a class, with the value for which a run is what it would be without them.
 _RETIRED: dict[str, dict[str, Any]] = {
     "Experiment": {"records": "chunk"},
-    "DDPG": {"cloning_alpha": None},
+    "DDPG": {"cloning_alpha": None, "scaled_return_max": None},
+    "DiscreteSAC": {"scaled_return_max": None},
     "DQN": {"munchausen": {"kind": "Munchausen", "temperature": 0.0, "weight": 0.9, "clip": -1.0}},
     "MLP": {"spherical": False},
+    "QTOpt": {"scaled_return_max": None},
     "Replay": {"data": None, "storage": "device"},
     "ResNet": {"pooled_size": 0, "spectral_norm": False},
     "SAC": {
@@ -106,9 +108,11 @@ _RETIRED: dict[str, dict[str, Any]] = {
         "batch_norm_targets": False,
         "cloning_alpha": None,
         "policy_period": 1,
+        "scaled_return_max": None,
         "squashed_scale": False,
     },
     "SebulbaConfig": {"average_hosts": None, "average_every": 16},
+    "TD3BC": {"scaled_return_max": None},
     "Tournament": {"opponents": None, "train_against": None, "matches": 4, "anchor": "random"},
 }
 

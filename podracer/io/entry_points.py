@@ -12,8 +12,8 @@ from typing import Any
 # Fields that runs of earlier versions had, and that a package's classes have now.
 _FIELDS = {
     "agents": (
-        "batch_norm", "batch_norm_targets", "munchausen", "policy_period", "spectral_norm",
-        "spherical", "squashed_scale",
+        "batch_norm", "batch_norm_targets", "munchausen", "policy_period",
+        "scaled_return_max", "spectral_norm", "spherical", "squashed_scale",
     ),
 }  # fmt: skip
 

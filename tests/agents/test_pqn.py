@@ -90,11 +90,11 @@ def test_the_targets_stay_those_of_the_network_that_acted():
     methods = methods_of(agent)
     state, trajectory = begin(agent)
     batch = methods.make_batch(state.shared.params, trajectory)
-    batch, items = epochs.shuffle(jax.random.key(0), batch, 1, 1)
+    batch, items = epochs.shuffle(jax.random.key(0), batch, settings_with())
     learner = state.shared
     for _ in range(3):
-        parts = (methods.optimizer, methods.loss, learner, batch, (items,), None)
-        learner, _ = epochs.fit(*parts, rows_in_cache=methods.network.rows_in_cache)
+        parts = (methods.optimizer, methods.network, methods.loss, learner, batch)
+        learner, _ = epochs.fit(*parts, (items,), None)
     close(learn(agent, state, trajectory)[0].shared.params, learner.params, atol=1e-6)
 
 

@@ -17,7 +17,7 @@ from walk import WALK, built, methods_of, network, values_of
 
 import podracer
 from podracer.agents.a2c import A2C
-from podracer.agents.continuous.sequences import Recurrence
+from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.ddpg import DDPG
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO

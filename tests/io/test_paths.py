@@ -15,12 +15,12 @@ import pytest
 from runs import small_catch
 
 import podracer
-from podracer.agents.rules.lpg.rule_file import read_rule
 from podracer.cli.main import main
 from podracer.errors import ConfigError
 from podracer.io import run_directory as rundir
 from podracer.io.code import installed_versions
 from podracer.io.paths import user_path
+from podracer.recipes.update_rules import with_update_rule
 from podracer.reports.run import write_report
 from podracer.reports.tournament import write_tournament_report
 from podracer.run.setup import make_driver
@@ -31,7 +31,7 @@ FUNCTIONS: dict[str, Callable] = {
     "train": lambda path: podracer.train(EXPERIMENT, run_dir=path),
     "weights": lambda path: podracer.train(EXPERIMENT, begin=podracer.Weights(path)),
     "page": lambda path: write_report([Path("run")], path),
-    "rule": read_rule,
+    "rule": lambda path: with_update_rule(EXPERIMENT, path),
     "tournament": lambda path: Leaderboard(path),
     "events": read_events,
     "tournament_report": lambda path: write_tournament_report(path, "page.html"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from podracer.agents.rules.lpg.rule_file import read_rule
+from podracer import recipes
 from podracer.config.serialization import read_config
 from podracer.errors import CheckpointError, PodracerError
 from podracer.io import reading
@@ -23,6 +23,7 @@ from podracer.io.run_directory import write_bytes
 from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.sinks import read_metrics
 from podracer.io.steps import newest_saved
+from podracer.recipes.update_rules import with_update_rule
 from podracer.scores.runs import read_object
 from podracer.tournament.leaderboard import read_log as read_log
 from podracer.tournament.report import reason_of_failure
@@ -35,7 +36,7 @@ READERS = {
     "metrics.jsonl": read_metrics,
     "pods.jsonl": read_records,
     "leaderboard.jsonl": read_log,
-    "rule.npz": read_rule,
+    "rule.npz": lambda path: with_update_rule(recipes.find("catch_a2c"), str(path)),
     "record.jsonl": lambda path: check_promoted(path.parent / "000001"),
 }
 KINDS = {

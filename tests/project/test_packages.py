@@ -18,17 +18,17 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3110,  # the contract: files beside the rooms
-    "agents": 6620,
+    "": 3060,  # the contract: files beside the rooms
+    "agents": 6460,
     "checks": 750,
     "cli": 2310,
     "config": 580,
     "devices": 1880,
-    "drivers": 4140,
+    "drivers": 4100,
     "envs": 3290,
     "io": 2950,
-    "networks": 1510,
-    "ops": 1230,
+    "networks": 1490,
+    "ops": 1200,
     "recipes": 1030,
     "reports": 1760,
     "run": 3040,

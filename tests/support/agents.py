@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from podracer.agent import Blueprint, Context, ReadsFile
 from podracer.agents.a2c import A2C
 from podracer.agents.common.optimizers import Optimizer
-from podracer.agents.continuous.sequences import Recurrence
+from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala

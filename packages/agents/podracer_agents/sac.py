@@ -34,12 +34,19 @@ from podracer.agents.continuous import learning
 from podracer.agents.continuous.learning import ActorCriticState, Parts, Transition
 from podracer.agents.sac import SAC, Actor, Method
 from podracer.devices.reductions import global_grad
-from podracer.fields import static, struct
+from podracer.fields import bounded, static, struct
 from podracer.ops.action_values import Atoms
 from podracer.ops.distributions import SquashedNormal
 from podracer.schedules import Linear
 from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params
 from podracer_agents.networks import NormalizedMLP
+from podracer_agents.scaled_rewards import (
+    ReturnStatistics,
+    ScaledReplay,
+    init_returns,
+    scaled,
+    with_return_statistics,
+)
 from podracer_agents.spherical import to_unit_norm
 
 SQUASHED_SCALE_BOUNDS = (-10.0, 2.0)  # SimBaV2's
@@ -50,6 +57,7 @@ class NormalizedState(ActorCriticState):
     """Learner state; critics have no targets with batch normalization alone."""
 
     updates: jax.Array | None  # i32 [], of the critics; None if each also updates the policy
+    returns: ReturnStatistics | None  # None if rewards are not scaled
 
 
 @struct
@@ -62,10 +70,16 @@ class NormalizedSAC(SAC):
     """Updates of the critics for each update of policy and temperature."""
     squashed_scale: bool = static(default=False)
     """Squash the logarithm of the policy's standard deviation into [-10, 2] by tanh."""
+    scaled_return_max: float | None = bounded(None, low=1e-6)
+    """Largest return G_max after rewards are divided by the running standard deviation of returns,
+    or by more where a return was larger than this; None leaves rewards as they are."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         networks = learning.build_networks(self, spec, policy_outputs=2)
-        return learning.build(self, _Method, networks, spec, context)
+        agent = learning.build(self, _Method, networks, spec, context)
+        if self.scaled_return_max is None:
+            return agent
+        return with_return_statistics(agent, self.discount)
 
 
 class _Method(Method):
@@ -82,10 +96,13 @@ class _Method(Method):
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         state = super().init(key, num_envs)
         updates = jnp.int32(0) if self.settings.policy_period > 1 else None
-        shared = NormalizedState(**vars(state.shared), updates=updates)
+        is_scaled = self.settings.scaled_return_max is not None
+        returns = init_returns() if is_scaled else None
+        shared = NormalizedState(**vars(state.shared), updates=updates, returns=returns)
         if not self.has_targets:
             shared = dataclasses.replace(shared, target_params=())
-        return LearnerState(shared, state.local)
+        local = ScaledReplay(state.local, jnp.zeros(num_envs)) if is_scaled else state.local
+        return LearnerState(shared, local)
 
     def describe(self, outputs: jax.Array) -> SquashedNormal:
         if not self.settings.squashed_scale:
@@ -107,6 +124,8 @@ class _Method(Method):
         self, state: Any, transition: Transition, key: jax.Array, axis: str | None
     ) -> tuple[Any, Metrics, jax.Array]:
         settings = self.settings
+        if state.returns is not None and settings.scaled_return_max is not None:
+            transition = scaled(transition, state.returns, settings.scaled_return_max)
         critic_key, actor_key = jax.random.split(key)
         grads, (metrics, priorities, critics) = global_grad(
             partial(self.critic_loss, axis=axis),

@@ -14,8 +14,6 @@ import pytest
 from off_policy import BOXED, PRIORITIZED, REPLAY, drawn
 from walk import begin, built, close, learn, methods_of, slow
 
-from podracer.agents.common.normalization import reward_scale
-from podracer.agents.continuous.learning import ScaledReplay
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
 from podracer.devices.reductions import global_grad
 from podracer.ops.action_values import Atoms
@@ -25,6 +23,7 @@ from podracer.schedules import Linear
 from podracer_agents.batch_norm import WARMUP_BATCHES, BatchNorm
 from podracer_agents.networks import NormalizedMLP
 from podracer_agents.sac import crossq, flash_sac, simbav2
+from podracer_agents.scaled_rewards import ScaledReplay, reward_scale, scaled
 from podracer_agents.spherical import RMSNorm, UnitLinear, to_unit_norm
 from podracer_testing.contract import check_contract
 from podracer_testing.parity import check_parity
@@ -380,8 +379,10 @@ def test_rewards_are_divided_by_the_deviation_or_the_largest_of_returns():
     methods = methods_of(agent)
     sample = methods.learner.buffer.sample(new.local.replay, jax.random.key(1), 8)
     raw = methods.learner.transition(sample, new.shared.obs_moments)
-    scaled = methods.learner.transition(sample, new.shared.obs_moments, returns)
-    np.testing.assert_allclose(scaled.n_step_return * np.std(sums), raw.n_step_return, 1e-4, 1e-6)
+    by_deviation = scaled(raw, returns, 5.0)
+    np.testing.assert_allclose(
+        by_deviation.n_step_return * np.std(sums), raw.n_step_return, 1e-4, 1e-6
+    )
 
 
 # --- FlashSAC ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from podracer.agents import SAC
-from podracer.agents.continuous.sequences import Recurrence
+from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.ddpg import td3
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig

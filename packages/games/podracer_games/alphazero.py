@@ -54,15 +54,10 @@ class Embedding:
 
 
 @struct
-class Batch:
-    """Timesteps of a rollout and what the search made of them, leaves `[1, N, ...]`."""
+class Batch(epochs.Batch):
+    """Timesteps of a rollout and what the search made of them."""
 
-    observation: PyTree
-    first: jax.Array  # bool
     policy: jax.Array  # f32 [1, N, A], the search's
-    target: jax.Array  # f32, of the value
-    valid: jax.Array  # f32, 0 where an episode was cut
-    carry: Carry = ()
 
 
 @struct
@@ -127,20 +122,10 @@ class _AlphaZero:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
-        batch, minibatches = epochs.shuffle(
-            key,
-            self.make_batch(state.shared.params, trajectory),
-            self.settings.num_minibatches,
-            self.settings.num_epochs,
-        )
+        batch = self.make_batch(state.shared.params, trajectory)
+        batch, items = epochs.shuffle(key, batch, self.settings)
         learner, metrics = epochs.fit(
-            self.optimizer,
-            self.loss,
-            state.shared,
-            batch,
-            (minibatches,),
-            axis,
-            rows_in_cache=self.network.rows_in_cache,
+            self.optimizer, self.network, self.loss, state.shared, batch, (items,), axis
         )
         num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
         return LearnerState(with_more_frames(learner, num_frames)), metrics
@@ -161,6 +146,7 @@ class _AlphaZero:
             policy=steps.extras["policy"],
             target=target,
             valid=valid.astype(jnp.float32),
+            carry=(),
         )
 
     def loss(self, params: Params, batch: Batch) -> tuple[MaskedMean, Metrics]:

@@ -148,11 +148,11 @@ def test_epochs_of_minibatches_move_towards_the_same_targets():
     methods = methods_of(agent)
     state, trajectory = begin(agent, MODEL)
     batch = methods.make_batch(state.shared.params, trajectory)
-    batch, items = epochs.shuffle(jax.random.key(2), batch, 2, 3)  # by the key of `learn`
+    batch, items = epochs.shuffle(jax.random.key(2), batch, settings)  # by the key of `learn`
     learner = state.shared
-    rows = methods.network.rows_in_cache
-    fit = partial(epochs.fit, methods.optimizer, methods.loss, axis=None, rows_in_cache=rows)
-    update = jax.jit(fit)
+    update = jax.jit(
+        partial(epochs.fit, methods.optimizer, methods.network, methods.loss, axis=None)
+    )
     for minibatch in items:
         learner, _ = update(learner, batch, (minibatch[None],))
     new_state, _ = learn(agent, state, trajectory)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 
+from podracer.agent import Act, Agent, Fused, Learn
 from podracer.agents.common.settings import ActorCriticSettings
 from podracer.devices.reductions import MaskedMean
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.networks.groups import GroupNetwork
-from podracer.networks.torsos import join
+from podracer.networks.network import join
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.distributions import ActionDistribution, num_outputs, policy, to_bounds
 from podracer.types import (
@@ -20,6 +21,7 @@ from podracer.types import (
     Carry,
     Continuous,
     EnvironmentSpec,
+    LearnerState,
     Metrics,
     Params,
     PyTree,
@@ -160,6 +162,24 @@ class ActorCritic:
         action, extras, carry = self.act(params, carry, timestep, keys, explore)
         log_prob = policy(self.space, extras["policy"]).log_prob(extras["sample"])
         return action, {"sample": extras["sample"], "log_prob": log_prob}, carry
+
+    def agent(
+        self,
+        spec: EnvironmentSpec,
+        init: Callable[[jax.Array, int], LearnerState],
+        act: Act,
+        learn: Learn | Fused,
+    ) -> Agent:
+        """Return the agent of this model that has these functions, see `Agent`."""
+        return Agent(
+            spec=spec,
+            init=init,
+            act=act,
+            learn=learn,
+            carry=self.network.carry,
+            distribution=self.distribution,
+            groups=self.groups,
+        )
 
     def final_value(self, params: Params, trajectory: Trajectory) -> jax.Array:
         """Return the value of the final timestep, `[B]`."""

@@ -10,26 +10,40 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
+from podracer.agents.common.settings import EpochSettings
 from podracer.devices import fused, reductions
 from podracer.devices.reductions import MaskedMean
 from podracer.errors import ConfigError
-from podracer.types import Metrics, PyTree
+from podracer.fields import struct
+from podracer.networks import Network
+from podracer.types import Carry, Metrics, PyTree
 
 State = TypeVar("State", bound=CountedState)
+AnyBatch = TypeVar("AnyBatch", bound="Batch")
+
+
+@struct
+class Batch:
+    """Rollout to learn from, `[T, B, ...]`, and what `shuffle` makes of it; agents add fields."""
+
+    observation: PyTree
+    first: jax.Array  # bool
+    target: jax.Array  # f32, of the value
+    valid: jax.Array  # f32, 0 where an episode was cut
+    carry: Carry  # recurrent state at the start, [1, B, ...], or ()
 
 
 def shuffle(
-    key: jax.Array, batch: Any, num_minibatches: int, num_epochs: int
-) -> tuple[Any, UInt32[Array, "K n"]]:
+    key: jax.Array, batch: AnyBatch, settings: EpochSettings
+) -> tuple[AnyBatch, UInt32[Array, "K n"]]:
     """Return a rollout's items, and their order as K minibatches of n items for all epochs.
 
     Items are transitions, or whole sequences if the batch has a carry. Each epoch has a new order.
 
     Args:
         key: key of the orders.
-        batch: dataclass with leaves `[T, B, ...]`, and a `carry [1, B, ...]`, or `()`.
-        num_minibatches: number of equal minibatches in an epoch.
-        num_epochs: number of epochs; K is the product of both.
+        batch: leaves `[T, B, ...]` of a rollout.
+        settings: numbers of epochs and of minibatches in each; K is their product.
 
     Returns:
         The batch with N items, leaves `[1, N, ...]`, or `[T, N, ...]` of sequences; and indices of
@@ -37,15 +51,15 @@ def shuffle(
     """
     if not jax.tree.leaves(batch.carry):
         batch = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
-    num_items = batch.valid.shape[1]
+    num_items, num_minibatches = batch.valid.shape[1], settings.num_minibatches
     if num_items % num_minibatches:
         raise ConfigError(
             f"a device cannot split the {num_items} items of its rollout into {num_minibatches} "
             "equal minibatches: take a num_minibatches that divides them."
         )
-    keys = jax.random.split(key, num_epochs)
+    keys = jax.random.split(key, settings.num_epochs)
     orders = jax.vmap(lambda key: permutation(key, num_items))(keys)
-    return batch, orders.reshape(num_epochs * num_minibatches, -1)
+    return batch, orders.reshape(settings.num_epochs * num_minibatches, -1)
 
 
 def permutation(key: jax.Array, n: int) -> UInt32[Array, "n"]:
@@ -86,25 +100,25 @@ def take(batch: PyTree, items: UInt32[Array, "*m"]) -> PyTree:
 
 def fit(
     optimizer: ScheduledOptimizer,
+    network: Network,
     loss: Callable[..., tuple[MaskedMean, Metrics]],
     learner: State,
-    batch: Any,
+    batch: Batch,
     minibatches: tuple[jax.Array, ...],
     axis: str | None,
     *,
-    rows_in_cache: int,
     target_kl: float | None = None,
 ) -> tuple[State, Metrics]:
     """Take an optimizer step on each of K minibatches in turn.
 
     Args:
         optimizer: optimizer, whose learning rate is one for all steps: the learner's frames stay.
+        network: network of the loss.
         loss: `loss(params, minibatch, *arguments)`, a mean over items, and metrics.
         learner: parameters and the state of the optimizer.
         batch: items, leaves `[T, N, ...]`, see `shuffle`.
         minibatches: indices of items u32 `[K, n]`, then arguments `[K]` of the loss.
         axis: mesh axis over which gradients and metrics are averaged.
-        rows_in_cache: rows whose gradients a CPU computes at once, see `Network`.
         target_kl: the step on the first minibatch whose `approx_kl` exceeds 1.5 times as much is
             not taken, nor any after it, as in Stable-Baselines3; None never stops.
 
@@ -119,7 +133,7 @@ def fit(
             lambda params, items: loss(params, take(batch, items), *arguments),
             learner.params,
             items,
-            indices_in_cache=rows_in_cache // rows_of_an_item,
+            indices_in_cache=network.rows_in_cache // rows_of_an_item,
             axis=axis,
         )
         learner, norm = optimizer.step(learner, grads)

@@ -16,15 +16,9 @@ import optax
 
 from podracer import schedules
 from podracer.agent import Agent
-from podracer.agents.common import actor_critic
+from podracer.agents.common import actor_critic, optimizers
 from podracer.agents.common.actor_critic import ActorCritic
-from podracer.agents.common.optimizers import (
-    CountedState,
-    ScheduledOptimizer,
-    global_norm,
-    take_step,
-    with_more_frames,
-)
+from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
 from podracer.agents.common.settings import ActorCriticSettings
 from podracer.devices.reductions import global_mean
 from podracer.fields import bounded, struct
@@ -60,15 +54,7 @@ def build(
         settings.optimizer.build(root_epsilon=1e-10),
     )
     agent = method(settings, model, ScheduledOptimizer(optimizer, settings.learning_rate))
-    return Agent(
-        spec=spec,
-        init=agent.init,
-        act=model.act_with_log_prob,
-        learn=agent.learn,
-        carry=model.network.carry,
-        distribution=model.distribution,
-        groups=model.groups,
-    )
+    return model.agent(spec, agent.init, model.act_with_log_prob, agent.learn)
 
 
 @struct
@@ -103,9 +89,11 @@ def learn(
     # Each shard has a part of the gradient, through the mean of all inner gradients.
     grads = global_mean(grads, axis)
     rate = schedules.value_at(meta_learning_rate, state.frames)
-    meta = take_step(META_OPTIMIZER, state.metaparams, state.meta_optimizer_state, grads, rate)
-    metrics = {**metrics, "meta_gradient_norm": global_norm(grads)}
-    return LearnerState(_join(with_more_frames(learner, num_frames), *meta)), metrics
+    meta = optimizers.take_step(
+        META_OPTIMIZER, state.metaparams, state.meta_optimizer_state, grads, rate
+    )
+    metrics = {**metrics, "meta_gradient_norm": optimizers.global_norm(grads)}
+    return LearnerState(_join(optimizers.with_more_frames(learner, num_frames), *meta)), metrics
 
 
 def _join(learner: CountedState, metaparams: PyTree, meta_optimizer_state: Any) -> MetaState:

@@ -7,15 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from podracer.devices.reductions import (
-    Moments,
-    global_max,
-    init_moments,
-    merge,
-    moments_of,
-    normalize,
-)
-from podracer.fields import struct
+from podracer.devices.reductions import Moments, merge, moments_of, normalize
 from podracer.ops.returns import discounted_sums
 from podracer.types import TimeStep, Trajectory
 
@@ -67,14 +59,14 @@ def scale_rewards(
     so far and the newest sum of each environment. Source: Engstrom et al. 2020, section 3 (arXiv
     2005.12729).
     """
-    returns, sums = _discounted_rewards(sums, trajectory, discount)
+    returns, sums = discounted_rewards(sums, trajectory, discount)
     moments = merge(moments, moments_of(returns, axis, trajectory.valid().astype(jnp.float32)))
     scale = jax.lax.rsqrt(moments.variance + 1e-8)
     rewards = jnp.clip(trajectory.timesteps().reward * scale, -10.0, 10.0)
     return trajectory.with_rewards(rewards), moments, sums
 
 
-def _discounted_rewards(
+def discounted_rewards(
     sums: jax.Array, trajectory: Trajectory, discount: float | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Return the discounted sums of past rewards `[T, B]`, and the newest ones after ends `[B]`.
@@ -85,44 +77,3 @@ def _discounted_rewards(
     ended = next_timesteps.last | (next_timesteps.discount == 0)
     decay = discount * trajectory.steps.timestep.discount  # between the last reward and this one
     return discounted_sums(sums, next_timesteps.reward, decay, ended)
-
-
-# --- rewards of a replay --------------------------------------------------------------------------
-
-
-@struct
-class ReturnStatistics:
-    """Moments of the discounted sums of past rewards, and the largest of their absolute values."""
-
-    moments: Moments
-    largest: jax.Array  # f32 []
-
-
-def init_returns() -> ReturnStatistics:
-    """Return the statistics of no rewards."""
-    return ReturnStatistics(init_moments(jnp.zeros(())), jnp.zeros(()))
-
-
-def update_returns(
-    returns: ReturnStatistics,
-    sums: jax.Array,
-    trajectory: Trajectory,
-    *,
-    discount: float | jax.Array,
-    axis: str | None,
-) -> tuple[ReturnStatistics, jax.Array]:
-    """Return statistics with a rollout's rewards, and the newest sums `[B]` of environments."""
-    valid = trajectory.valid().astype(jnp.float32)
-    discounted, sums = _discounted_rewards(sums, trajectory, discount)
-    moments = merge(returns.moments, moments_of(discounted, axis, valid))
-    largest = global_max(jnp.max(valid * jnp.abs(discounted)), axis)
-    return ReturnStatistics(moments, jnp.maximum(returns.largest, largest)), sums
-
-
-def reward_scale(returns: ReturnStatistics, limit: float | jax.Array) -> jax.Array:
-    """Return the number by which rewards are divided, so that no return exceeds a limit.
-
-    It is the standard deviation of returns, or larger. Source: Lee et al. 2025, section 4.3 (arXiv
-    2502.15280).
-    """
-    return jnp.maximum(jnp.sqrt(returns.moments.variance + 1e-8), returns.largest / limit)

@@ -60,16 +60,11 @@ class Optimizer:
         A constant `root_epsilon` within the root gives it a slope where a gradient has always been
         0.
         """
-        if self.name == "adam":
-            method = optax.scale_by_adam(
-                self.adam_momentum, eps=self.epsilon, eps_root=root_epsilon
-            )
-        elif self.name == "radam":  # Liu et al. 2020 (arXiv 1908.03265)
-            method = optax.scale_by_radam(
-                self.adam_momentum, eps=self.epsilon, eps_root=root_epsilon
-            )
-        else:
+        if self.name == "rmsprop":
             method = _scale_by_rms(self.rmsprop_decay, self.epsilon, root_epsilon)
+        else:  # RAdam: Liu et al. 2020 (arXiv 1908.03265)
+            adam = optax.scale_by_adam if self.name == "adam" else optax.scale_by_radam
+            method = adam(self.adam_momentum, eps=self.epsilon, eps_root=root_epsilon)
         if max_gradient_norm is None:
             return method
         return optax.chain(_clip_by_global_norm(max_gradient_norm), method)

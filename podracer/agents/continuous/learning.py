@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,11 @@ import optax
 from podracer import schedules
 from podracer.agent import Agent, Context
 from podracer.agents.common import normalization, off_policy, optimizers, recurrent
-from podracer.agents.common.normalization import ReturnStatistics
 from podracer.agents.common.off_policy import Transition as Transition
+from podracer.agents.common.recurrent import History, Recurrence
 from podracer.agents.common.settings import GroupSettings, LearnerSettings
-from podracer.agents.continuous import models, sequences
+from podracer.agents.continuous import models
 from podracer.agents.continuous.models import ContinuousNetworks, CriticNetworks, ReturnDistribution
-from podracer.agents.continuous.sequences import History, Recurrence
 from podracer.devices.reductions import Moments, as_mean, init_moments
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
@@ -65,9 +64,6 @@ class ContinuousSettings(LearnerSettings):
     """Frames with uniformly random actions at the start of training."""
     normalize_observations: bool = static(default=False)
     """Normalize observations by their running mean and variance."""
-    scaled_return_max: float | None = bounded(None, low=1e-6)
-    """Largest return G_max after rewards are divided by the running standard deviation of returns,
-    or by more where a return was larger than this; None leaves rewards as they are."""
     replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
     """Replay buffer."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
@@ -164,19 +160,11 @@ class ActorCriticState(off_policy.ReplayLearnerState):
     target_params: Any  # both parts in DDPG, else the critics alone
     optimizer_states: Parts
     obs_moments: Moments | None  # None if observations are not normalized
-    returns: ReturnStatistics | None  # None if rewards are not scaled
 
 
 State = TypeVar("State", bound=ActorCriticState)
 # (state, transition, key, axis) -> (new state, metrics, priorities f32 [N])
 Update = Callable[[State, Transition, jax.Array, str | None], tuple[State, Metrics, jax.Array]]
-
-
-class ScaledReplay(NamedTuple):
-    """Part of the learner's state for each environment, where rewards are scaled."""
-
-    replay: Any
-    reward_sums: jax.Array  # f32 [B], discounted sums of past rewards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,18 +181,15 @@ class Learner:
     ) -> LearnerState:
         """Return the state before the first update; `carry [1, ...]` is the actor's."""
         observation = self.buffer.spec.observation
-        is_scaled = self.settings.scaled_return_max is not None
         state = ActorCriticState(
             params=params,
             target_params=jax.tree.map(jnp.copy, target_params),
             optimizer_states=Parts(*map(self.optimizer.optimizer.init, params)),
             obs_moments=init_moments(observation) if self.settings.normalize_observations else None,
-            returns=normalization.init_returns() if is_scaled else None,
             frames=schedules.init_frames(),
         )
-        replay = self.buffer.init(num_envs, carry=recurrent.stored_spec(carry))
-        local = ScaledReplay(replay, jnp.zeros(num_envs)) if is_scaled else replay
-        return LearnerState(state, local)
+        stored = recurrent.stored_spec(carry)
+        return LearnerState(state, self.buffer.init(num_envs, carry=stored))
 
     def learn(
         self,
@@ -220,7 +205,7 @@ class Learner:
         def learn_sample(
             shared: ActorCriticState, sample: Sample, key: jax.Array
         ) -> tuple[ActorCriticState, Metrics, jax.Array]:
-            transition = self.transition(sample, shared.obs_moments, shared.returns)
+            transition = self.transition(sample, shared.obs_moments)
             shared, metrics, errors = update(shared, transition, key, axis)
             if not is_recurrent:
                 return shared, metrics, errors
@@ -229,40 +214,19 @@ class Learner:
 
         if is_recurrent:
             recurrent.check_rollout(self.buffer.stride, trajectory)
-        shared = cast(ActorCriticState, state.shared)
+        shared: ActorCriticState = state.shared
         if shared.obs_moments is not None:
             obs_moments = normalization.update_moments(shared.obs_moments, trajectory, axis)
             shared = dataclasses.replace(shared, obs_moments=obs_moments)
-        replay, sums = state.local, None
-        if shared.returns is not None:
-            replay, sums = state.local
-            returns, sums = normalization.update_returns(
-                shared.returns, sums, trajectory, discount=self.settings.discount, axis=axis
-            )
-            shared = dataclasses.replace(shared, returns=returns)
-        state, metrics = off_policy.learn_from_replay(
-            self.buffer,
-            learn_sample,
-            LearnerState(shared, replay),
-            trajectory,
-            key,
-            axis,
-            trajectory.carry,
+        state = LearnerState(shared, state.local)
+        return off_policy.learn_from_replay(
+            self.buffer, learn_sample, state, trajectory, key, axis, trajectory.carry
         )
-        if sums is not None:
-            state = LearnerState(state.shared, ScaledReplay(state.local, sums))
-        return state, metrics
 
-    def transition(
-        self,
-        sample: Sample,
-        obs_moments: Moments | None,
-        returns: ReturnStatistics | None = None,
-    ) -> Transition:
+    def transition(self, sample: Sample, obs_moments: Moments | None) -> Transition:
         """Return the transitions of a sample in the units of the networks.
 
-        Observations are normalized, actions scaled from the environment's bounds to [-1, 1], and
-        rewards scaled by the returns so far.
+        Observations are normalized, and actions scaled from the environment's bounds to [-1, 1].
         Sequences have a transition for each of the `U` timesteps that are learned from, `U * N`
         in all, whose observations are `History`s.
         """
@@ -278,13 +242,8 @@ class Learner:
                 history = History(inputs, timesteps.first, start.memory, positions, burn_in_length)
                 return dataclasses.replace(timestep, observation=history)
 
-            sample = sequences.windows(sample, recurrence, self.settings.n_step)
+            sample = recurrent.windows(sample, recurrence, self.settings.n_step)
         transition = off_policy.n_step_transition(sample, self.settings.discount)
-        limit = self.settings.scaled_return_max
-        if returns is not None and limit is not None:
-            scale = normalization.reward_scale(returns, limit)
-            scaled_return = transition.n_step_return / scale
-            transition = dataclasses.replace(transition, n_step_return=scaled_return)
         return dataclasses.replace(
             transition,
             timestep=observe(transition.timestep),

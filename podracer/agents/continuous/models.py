@@ -18,8 +18,7 @@ import jax.numpy as jnp
 from podracer import networks
 from podracer.agents.common import recurrent
 from podracer.agents.common.off_policy import Transition
-from podracer.agents.continuous import sequences
-from podracer.agents.continuous.sequences import History, Recurrence
+from podracer.agents.common.recurrent import History, Recurrence
 from podracer.devices.reductions import MaskedMean, mean_of
 from podracer.errors import ConfigError
 from podracer.fields import struct
@@ -90,7 +89,7 @@ class CriticNetworks:
             assert self.history is not None
             # Critics do not act, so nobody knows their memories: the burn-in fills them.
             empty = self.history.carry(observation.first.shape[1])
-            heads = sequences.outputs(self.history, params["history"], observation, empty)
+            heads = recurrent.outputs(self.history, params["history"], observation, empty)
             observation, params = heads["history"], params["value"]
         inputs = {"action": action, "observation": observation}
         return networks.outputs(self.critic, params, inputs)["q"]
@@ -104,20 +103,6 @@ class CriticNetworks:
     ) -> jax.Array:
         """Return Q(s, a) of each critic, f32 `[critics, N]`."""
         return self.mean(self.q_outputs(params, observation, action))
-
-    def min_over_critics(self, outputs: jax.Array) -> jax.Array:
-        """Return the outputs `[N, Z]` of the critic with the smallest value, of `[critics, N, Z]`.
-
-        A distribution is taken whole, by its mean before reward, discount and projection; FastTD3
-        (Seo et al. 2025, arXiv 2505.22642) compares the projected ones (decision 0050).
-        """
-        if self.distribution is None:
-            return jnp.min(outputs, axis=0)
-
-        def smaller(a: jax.Array, b: jax.Array) -> jax.Array:
-            return jnp.where((self.mean(b) < self.mean(a))[:, None], b, a)
-
-        return functools.reduce(smaller, list(outputs))
 
     def loss(
         self,
@@ -135,15 +120,20 @@ class CriticNetworks:
         its own. The loss is the sum over critics and the mean over valid samples with importance
         weights. `outputs [critics, N, Z]` are those for these pairs; None computes them.
         """
-        next_outputs = self.min_over_critics(next_outputs)
         returns, discounts = transition.n_step_return, transition.bootstrap_discount
         if outputs is None:
             outputs = self.q_outputs(params, transition.timestep.observation, transition.action)
         if self.distribution is None:
-            target = returns + discounts * (self.mean(next_outputs) - penalty)
+            target = returns + discounts * (jnp.min(self.mean(next_outputs), axis=0) - penalty)
             error = target[None] - self.mean(outputs)
             losses, errors = 0.5 * error**2, jnp.abs(error)
         else:
+            # A distribution is taken whole, by its mean before reward, discount and projection;
+            # FastTD3 (arXiv 2505.22642) compares the projected ones (decision 0050).
+            def smaller(a: jax.Array, b: jax.Array) -> jax.Array:
+                return jnp.where((self.mean(b) < self.mean(a))[:, None], b, a)
+
+            next_outputs = functools.reduce(smaller, list(next_outputs))
             losses, errors = jax.vmap(self.distribution.loss, (0, None, None, None))(
                 outputs, next_outputs, returns - discounts * penalty, discounts
             )
@@ -185,7 +175,7 @@ class ContinuousNetworks(CriticNetworks):
     def policy(self, params: Params, observation: PyTree) -> jax.Array:
         """Return the policy network's outputs, f32 `[N, outputs * size]`."""
         if isinstance(observation, History):
-            return sequences.outputs(self.actor, params, observation, observation.memory)["action"]
+            return recurrent.outputs(self.actor, params, observation, observation.memory)["action"]
         return networks.outputs(self.actor, params, observation)["action"]
 
     def carry(self, num_envs: int) -> MemoryCarry | tuple[()]:

@@ -29,7 +29,7 @@ from walk import (
 
 from podracer.agent import Context, with_last_action
 from podracer.agents.common import recurrent
-from podracer.agents.continuous.sequences import Recurrence
+from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.ddpg import td3
 from podracer.agents.sac import SAC
 from podracer.checks import check_agent

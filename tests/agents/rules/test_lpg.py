@@ -22,7 +22,7 @@ from podracer.agents.common.optimizers import ParamsState
 from podracer.agents.rules.lifetimes import Experience, group_by_lifetime, to_rollout, to_rollouts
 from podracer.agents.rules.lpg import LPG, UpdateRule
 from podracer.agents.rules.lpg import rule as update_rule
-from podracer.agents.rules.lpg.rule_file import encode_rule, read_rule
+from podracer.agents.rules.lpg.rule_file import decode_rule, encode_rule
 from podracer.agents.rules.lpg.student import lpg_student
 from podracer.agents.rules.meta_training import CRITIC_OPTIMIZER, MetaBatch, MetaTraining
 from podracer.config.experiment import Experiment
@@ -399,7 +399,7 @@ def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys)
     assert "rule.npz" in capsys.readouterr().out
     assert exit_code("eval", whole) == 78
     assert "no policy that could act elsewhere" in capsys.readouterr().err
-    params = read_rule(whole / "rule.npz")[1]
+    params = decode_rule((whole / "rule.npz").read_bytes(), "rule.npz")[1]
     _, state = podracer.load(whole)
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(state.shared.rule), strict=True):
         assert np.array_equal(a, b)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from variants import variants
 
 from podracer.agents.rules.lpg.rule import UpdateRule
-from podracer.agents.rules.lpg.rule_file import encode_rule, read_rule
+from podracer.agents.rules.lpg.rule_file import decode_rule, encode_rule
 from podracer.errors import ConfigError
 
 RULE = UpdateRule(units=5, embedding=3, predictions=4)
@@ -23,6 +24,10 @@ def saved(tmp_path: Path) -> Path:
     path = tmp_path / "rule.npz"
     path.write_bytes(encode_rule(RULE, RULE.init(jax.random.key(0)), {"environment": "somewhere"}))
     return path
+
+
+def read_rule(path: Path) -> Any:
+    return decode_rule(path.read_bytes(), str(path))
 
 
 def test_a_rule_comes_back_to_the_bit(saved: Path) -> None:

@@ -7,7 +7,6 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,8 +15,6 @@ import numpy as np
 from podracer.agents.rules.lpg.rule import UpdateRule
 from podracer.errors import ConfigError
 from podracer.io.npz import DAMAGE, read_array
-from podracer.io.paths import user_path
-from podracer.io.reading import read_limited
 from podracer.types import Params
 
 SCHEMA = "schema"
@@ -55,14 +52,6 @@ def decode_rule(content: bytes, name: str) -> tuple[UpdateRule, Params]:
     except DAMAGE as error:
         raise ConfigError(f"{name} is not an update rule: {error}.") from error
     return rule, jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-
-
-def read_rule(path: str | Path) -> tuple[UpdateRule, Params]:
-    """Return the rule of a file and its parameters. Raises `ConfigError` as `decode_rule` does."""
-    path = user_path(path)
-    if not path.is_file():
-        raise ConfigError(f"there is no rule at {path}: write one with `podracer rule RUN`.")
-    return decode_rule(read_limited(path), str(path))
 
 
 def _named(params: Params) -> dict[str, Any]:
