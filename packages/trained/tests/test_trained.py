@@ -11,6 +11,8 @@ import pytest
 from child import exit_code
 
 import podracer
+from podracer.envs import catalog
+from podracer.envs.catalog import has_name
 from podracer.io.addresses import local_run
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.run.loading import reopen
@@ -33,7 +35,13 @@ def test_the_package_holds_five_small_runs_of_version_0_2_0():
         assert config["versions"]["podracer"] == "0.2.0"
 
 
-@pytest.mark.parametrize("name", SCORES)
+def needs_its_game(name):
+    is_there = name != "breakout" or has_name("gymnax:Breakout-MinAtar")
+    reason = "podracer-environments is not installed"
+    return pytest.param(name, marks=pytest.mark.skipif(not is_there, reason=reason))
+
+
+@pytest.mark.parametrize("name", [needs_its_game(name) for name in SCORES])
 def test_a_run_of_version_0_2_0_opens_and_plays_to_its_score(name, capsys):
     """The mean of other episodes lies within four standard errors of both means."""
     mean, deviation = SCORES[name]
@@ -42,6 +50,13 @@ def test_a_run_of_version_0_2_0_opens_and_plays_to_its_score(name, capsys):
     figures = json.loads(capsys.readouterr().out)
     assert figures["unfinished"] == 0
     assert abs(figures["return_mean"] - mean) <= 0.05 + 4 * deviation / EPISODES**0.5
+
+
+def test_a_run_whose_environment_is_not_installed_names_the_package(monkeypatch, capsys):
+    monkeypatch.setattr(catalog, "installed", lambda kind: {})
+    assert exit_code("eval", "trained://breakout", "--episodes", EPISODES) == 78
+    expected = "gymnax:Breakout-MinAtar is in podracer-environments: `pip install -e "
+    assert expected in capsys.readouterr().err
 
 
 def test_a_run_of_version_0_2_0_goes_on_elsewhere(tmp_path):
