@@ -163,8 +163,9 @@ def from_json(data: Any, kinds: Mapping[str, type] = KINDS, original: Any = None
     name = data.get("kind", "")
     kind = kinds.get(name) or installed_class(name)
     if kind is None:
+        hint = package_of(str(name)) if name != "partial" else ""  # a function, no environment
         raise ConfigError(
-            package_of(str(name))
+            hint
             or f"the run was made with an object of class {name!r}, which no file can "
             'bring back: name its recipe, such as `recipe="my_package.recipes:mine"`, or in Python '
             "pass the object itself."

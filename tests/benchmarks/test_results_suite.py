@@ -75,7 +75,7 @@ def test_what_was_measured_has_the_settings_of_its_cell():
     changed |= {"craftax-classic/podracer/ppo-gtrxl"}
     groups = records.newest(records.read())
     measured = [cell for cell in HERE if cell.name in groups]
-    assert len(measured) > 50
+    assert len(measured) > 30  # more with packages
     different = {
         cell.name
         for cell in measured
