@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hosts import Counters
+from variants import variants
 
 import podracer
 from podracer.agent import Agent
@@ -224,15 +225,14 @@ EXPERIMENT = Experiment(
 )
 
 
-@pytest.mark.parametrize(
+@variants(
     "changes",
     [
-        {},
-        {"devices": 2, "fixed_evaluation": True},
         {"pods": (Pod(0), Pod(1))},
         {"environment": Counters(), "driver": SebulbaConfig(4, 2, 5, threads_per_actor=1)},
     ],
-    ids=["one", "two", "sweep", "host"],
+    [{}, {"devices": 2, "fixed_evaluation": True}],
+    ids=["sweep", "host", "one", "two"],
 )
 def test_an_evaluation_is_compiled_before_it_is_due(changes):
     """Beside the program's compile and the first chunks; a state of later updates is no other."""

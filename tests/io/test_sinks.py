@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import io
 import json
 import logging
 import math
@@ -18,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import rich.console
 
 from podracer import recipes
 from podracer.errors import PodracerError
@@ -384,19 +382,6 @@ def drain(master):
     with os.fdopen(master, "rb", buffering=0) as file, contextlib.suppress(OSError):
         while data := file.read(1 << 16):
             yield data
-
-
-def test_the_panel_ends_with_the_last_record():
-    console = Console(file=io.StringIO())
-    console.open(info(500))
-    for updates in range(1, 6):
-        console.write(record(updates, **({"evaluation_return": 1.0} if updates == 5 else {})))
-    console.close()
-    shown = rich.console.Console(width=100, file=io.StringIO(), record=True)
-    shown.print(console.panel())
-    text = shown.export_text()
-    assert "500/500" in text
-    assert "done" in text
 
 
 @pytest.mark.parametrize("waits", [{}, {"actor_idle": 0.12, "learner_idle": 0.03}])

@@ -180,20 +180,6 @@ def test_a_report_needs_little(tmp_path, config, metrics):
     assert tmp_path.name in page.text
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path):
-    runs = [make_run(tmp_path / parent / "run", records=1) for parent in ("x", "y")]
-    page = Page(write_report(runs, tmp_path / "report.html"))
-    assert "x/run" in page.text
-    assert "y/run" in page.text
-    deep = [make_run(tmp_path / parent / "seeds" / "s0", records=1) for parent in ("x", "y")]
-    page = Page(write_report([*runs, *deep, deep[0]], tmp_path / "report.html"))
-    assert all(f"{parent}/seeds/s0" in page.text for parent in ("x", "y"))
-    assert "catch, 1 seed, 4 runs 1.00 - mean of 1 seed episode return" in page.text
-    others = ("y/run", "x/seeds/s0", "y/seeds/s0")
-    for name in others:  # the run that was named twice is there once
-        assert len(re.findall(rf"{name} is a repetition of \S*x/run", page.text)) == 1
-
-
 def test_a_pod_that_met_a_fault_is_not_the_best(tmp_path):
     record = {"updates": 9, "episodes": [8, None, 8], "evaluation_return": [-200.0, -100.0, None]}
     returns = returns_of(record, "evaluation_return")
