@@ -13,6 +13,7 @@ from podracer import recipes
 from podracer.agent import Blueprint
 from podracer.config.experiment import Experiment
 from podracer.devices.mesh import Device
+from podracer.io.entry_points import installed
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 
@@ -66,11 +67,11 @@ def _is_asked_for(experiment: Experiment, field: str) -> bool:
 
 
 def idle_device(experiment: Experiment, device: Device) -> Iterator[str]:
-    """Yield a sentence where a library's recipe leaves most of an accelerator idle."""
+    """Yield a sentence where a recipe with a larger size leaves most of an accelerator idle."""
     name = experiment.recipe
-    if device.platform == "cpu" or name not in recipes.RECIPES:
+    if device.platform == "cpu" or name not in {*recipes.RECIPES, *installed("recipes")}:
         return
-    larger = recipes.with_size(recipes.find(name), name, "accelerator").driver.num_envs
+    larger = recipes.accelerator_changes(name).get("driver", {}).get("num_envs", 0)
     num_envs = experiment.driver.num_envs * max(1, len(experiment.pods))
     devices = experiment.devices or jax.device_count()
     if num_envs < larger and MOSTLY_IDLE * num_envs <= larger * devices:

@@ -63,3 +63,7 @@ def test_a_run_says_that_it_leaves_an_accelerator_idle():
     assert sentence == (
         '128 environments leave 2 x NVIDIA H100 mostly idle; `size="accelerator"` uses 8,192.'
     )
+
+
+def test_a_recipe_of_one_size_has_no_other_to_name():
+    assert not list(idle_device(recipes.find("catch_disco"), GPU))
