@@ -6,7 +6,6 @@ Other environments are passed as objects.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import inspect
 import json
@@ -43,17 +42,16 @@ class Entry(NamedTuple):
     """Whether its environments run on the host alone, so that Anakin cannot train in them."""
 
 
-def _lazy(module: str, function: str = "") -> Callable[..., Any]:
-    """Return a function of a file in this folder, by default the one named like the file.
+def _gymnasium(name: str, **options: Any) -> HostEnvironments:
+    from podracer.envs.host.gymnasium import gymnasium  # slow to import
 
-    The file is imported at the first call, as the packages of adapters are slow to import.
-    """
+    return gymnasium(name, **options)
 
-    def make_environment(name: str, **options: Any) -> Any:
-        adapter = importlib.import_module(f"podracer.envs.{module}")
-        return getattr(adapter, function or module.rpartition(".")[2])(name, **options)
 
-    return make_environment
+def _atari(protocol: str, name: str, **options: Any) -> HostEnvironments:
+    from podracer.envs.host import atari
+
+    return getattr(atari, protocol)(name, **options)
 
 
 ENVIRONMENTS = {
@@ -77,7 +75,7 @@ ADAPTERS = {
         "another device environment, in groups that share a task for a while: lifetimes:worlds:all",
     ),
     "gymnasium": Entry(
-        _lazy("host.gymnasium"),
+        _gymnasium,
         "host: any environment registered with Gymnasium, such as gymnasium:CartPole-v1",
         "gymnasium",
         ("gymnasium",),
@@ -85,7 +83,7 @@ ADAPTERS = {
     ),
 } | {
     prefix: Entry(
-        _lazy("host.atari", protocol),
+        partial(_atari, protocol),
         f"host: an Atari game {description}, such as {prefix}:pong",
         "atari",
         ("ale_py", "gymnasium"),
