@@ -193,7 +193,7 @@ if __name__ == "__main__":
     chosen = [guard for guard in guards() if re.search("|".join(sys.argv[1:]), guard.file)]
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
-        for part in ("podracer", "tests", "packages/cloud"):
+        for part in ("podracer", "tests", "packages/cloud", "packages/testing"):
             shutil.copytree(ROOT / part, tree / part)
         shutil.copy2(ROOT / "pyproject.toml", tree)
         for mark in sorted({guard.mark for guard in chosen}):
