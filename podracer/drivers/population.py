@@ -164,7 +164,7 @@ def make_initial_states(
         return states
     varying = [parameter.name for pod in pods for parameter in pod.hyperparameters]
     varying += [bound.name for bound in exchange.bounds]
-    values = hyperparameters(agents.settings)
+    values: dict[str, Any] = hyperparameters(agents.settings)
     return selection.SelectionState(
         **vars(states),
         hyperparameters={name: values[name] for name in dict.fromkeys(varying)},
