@@ -35,7 +35,7 @@ BUDGETS = {
     "scores": 890,
     "tournament": 2280,
 }
-GOAL = 40_000  # in sum; then 37,000
+MOST = 37_000  # lines of the core
 
 
 def lines(room: str) -> int:
@@ -49,6 +49,7 @@ def test_no_room_of_the_core_is_above_its_budget():
     assert rooms | {""} == BUDGETS.keys()
     above = {room: f"{lines(room)} of {n}" for room, n in BUDGETS.items() if lines(room) > n}
     assert above == {}
+    assert sum(map(lines, BUDGETS)) <= MOST
 
 
 def imported(path: Path) -> Iterator[tuple[str, str]]:
