@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -80,28 +80,6 @@ def as_params(make: Callable[..., Layers]) -> tuple[Callable[[jax.Array], Params
     """
     layers = jax.eval_shape(make, key=jax.eval_shape(lambda: jax.random.key(0)))
     return lambda key: eqx.filter(make(key=key), eqx.is_array), layers
-
-
-def join(networks: Mapping[str, Network]) -> Network:
-    """Return a network with the heads of several, whose parameters and memories it has by name."""
-
-    def init(key: jax.Array) -> Params:
-        keys = jax.random.split(key, len(networks))
-        return {name: x.init(k) for (name, x), k in zip(networks.items(), keys, strict=True)}
-
-    def carry(num_envs: int) -> Carry:
-        carries = {name: network.carry(num_envs) for name, network in networks.items()}
-        return carries if jax.tree.leaves(carries) else ()
-
-    def apply(params: Params, carry: Carry, *inputs: Any) -> tuple[dict[str, jax.Array], Carry]:
-        outputs, carries = {}, {}
-        for name, network in networks.items():
-            memory = carry[name] if carry else ()
-            heads, carries[name] = network.apply(params[name], memory, *inputs)
-            outputs |= heads
-        return outputs, (carries if carry else ())
-
-    return Network(init, carry, apply, min(x.rows_in_cache for x in networks.values()))
 
 
 def outputs(network: Network, params: Params, observation: PyTree) -> dict[str, jax.Array]:

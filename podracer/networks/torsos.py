@@ -34,7 +34,7 @@ from podracer.networks.layers import (
     relu,
 )
 from podracer.networks.memory import GRU, LSTM
-from podracer.networks.network import LAST_STEP, Head, Network, as_params, join
+from podracer.networks.network import LAST_STEP, Head, Network, as_params
 from podracer.networks.transformer import Transformer
 from podracer.ops.random import random_normals
 from podracer.types import ArraySpec, Carry, Params, PyTree
@@ -126,6 +126,28 @@ class TorsoNetwork:
 
         rows_in_cache = 512 if isinstance(self.torso, MLP) else 256
         return dataclasses.replace(network, apply=apply, rows_in_cache=rows_in_cache)
+
+
+def join(networks: Mapping[str, Network]) -> Network:
+    """Return a network with the heads of several, whose parameters and memories it has by name."""
+
+    def init(key: jax.Array) -> Params:
+        keys = jax.random.split(key, len(networks))
+        return {name: x.init(k) for (name, x), k in zip(networks.items(), keys, strict=True)}
+
+    def carry(num_envs: int) -> Carry:
+        carries = {name: network.carry(num_envs) for name, network in networks.items()}
+        return carries if jax.tree.leaves(carries) else ()
+
+    def apply(params: Params, carry: Carry, *inputs: Any) -> tuple[dict[str, jax.Array], Carry]:
+        outputs, carries = {}, {}
+        for name, network in networks.items():
+            memory = carry[name] if carry else ()
+            heads, carries[name] = network.apply(params[name], memory, *inputs)
+            outputs |= heads
+        return outputs, (carries if carry else ())
+
+    return Network(init, carry, apply, min(x.rows_in_cache for x in networks.values()))
 
 
 def _as_network(init: Callable[[jax.Array], Params], trunk: _Trunk) -> Network:

@@ -13,7 +13,7 @@ from podracer.agents.common.settings import ActorCriticSettings
 from podracer.devices.reductions import MaskedMean
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.networks.groups import GroupNetwork
-from podracer.networks.network import join
+from podracer.networks.torsos import join
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.distributions import ActionDistribution, num_outputs, policy, to_bounds
 from podracer.types import (
