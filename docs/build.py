@@ -48,6 +48,11 @@ CONTENTS = """
 :caption: Learn
 :glob:
 tutorials/*
+```
+```{toctree}
+:hidden:
+:caption: Notebooks
+:glob:
 notebooks/*
 ```
 ```{toctree}
