@@ -40,7 +40,12 @@ def relu(x: jax.Array) -> jax.Array:
     return jnp.maximum(x, 0.0)
 
 
-relu.defvjp(lambda x: (y := jnp.maximum(x, 0.0), y), lambda y, g: (jnp.where(y > 0, g, 0.0),))
+def _keep_result(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = jnp.maximum(x, 0.0)
+    return y, y
+
+
+relu.defvjp(_keep_result, lambda y, g: (jnp.where(y > 0, g, 0.0),))
 
 
 Activation = Literal["relu", "tanh", "silu"]
