@@ -20,9 +20,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import DEFAULT_CONTEXT, Agent, Blueprint, Context, policy_params
+from podracer.agent import (
+    DEFAULT_CONTEXT,
+    Agent,
+    Blueprint,
+    Context,
+    policy_params,
+    with_last_action,
+)
 from podracer.agents.common import off_policy
 from podracer.devices.reductions import global_grad
 from podracer.environment import Environment, evaluation_environment, wrap_features
@@ -159,7 +167,9 @@ class Taught:
     def step(
         self, key: jax.Array, state: TaughtState, action: jax.Array
     ) -> tuple[TaughtState, TimeStep]:
-        return self._show(key, state.carry, *self.environment.step(key, state.environment, action))
+        # The teacher observes what the student did, not what it would have done itself.
+        carry = with_last_action(state.carry, jnp.asarray(action)[None])
+        return self._show(key, carry, *self.environment.step(key, state.environment, action))
 
     def _show(
         self, key: jax.Array, carry: Carry, state: EnvState, timestep: TimeStep

@@ -110,6 +110,30 @@ def test_the_student_acts_and_the_teacher_labels():
     np.testing.assert_array_equal(actions[1], timestep.observation.action)
 
 
+@podracer.struct
+class LastAction:
+    last_action: jax.Array
+
+
+@podracer.struct
+class Echo:
+    """A teacher that names the last action of its memory."""
+
+    def carry(self, num_envs: int) -> LastAction:
+        return LastAction(jnp.zeros(num_envs, jnp.int32))
+
+    def __call__(self, carry: LastAction, timestep: TimeStep, keys: jax.Array) -> Any:
+        return carry.last_action, None, LastAction(jnp.full_like(carry.last_action, -1))
+
+
+def test_a_teacher_observes_the_last_action_of_the_student():
+    environment = dataclasses.replace(teach(mode, WithHint()), teacher=Echo())
+    state, _ = environment.reset(jax.random.key(0))
+    for action in (1, 0, 1):
+        state, timestep = environment.step(jax.random.key(1), state, jnp.int32(action))
+        assert timestep.observation.action == action
+
+
 def test_what_can_be_drawn_is_drawn_with_a_teacher_and_in_its_evaluations():
     taught = teach(lambda observation: jnp.zeros(len(observation), jnp.int32), make("cartpole"))
     state, _ = taught.reset(jax.random.key(0))
