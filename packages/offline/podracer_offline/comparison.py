@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from podracer.agent import with_last_action
 from podracer.policy import Policy, add_start
 from podracer.types import Continuous
 from podracer_offline.dataset import Dataset
@@ -13,9 +15,10 @@ from podracer_offline.dataset import Dataset
 def agreement(policy: Policy, data: Dataset, tolerance: float = 0.05) -> float:
     """Return the share, in [0, 1], of the actions of a data set that a policy chooses, too.
 
-    It observes the data set's episodes from their beginnings. Continuous actions are equal if no
-    coordinate differs by more than the `tolerance`, in halves of the action range. Raises
-    `ConfigError` where the data set cannot be of the policy's environment.
+    It observes the data set's episodes from their beginnings, also their last actions if it
+    observes any. Continuous actions are equal if no coordinate differs by more than the
+    `tolerance`, in halves of the action range. Raises `ConfigError` where the data set cannot be of
+    the policy's environment.
     """
     space, data = policy.spec.action, data.check(policy.spec)
     policy, ends = policy.copy(), data.ends
@@ -29,6 +32,7 @@ def agreement(policy: Policy, data: Dataset, tolerance: float = 0.05) -> float:
             data.observation,
         )
         action = np.asarray(policy(observation, data.reward[rows - 1] if t else 0.0))
+        policy._memory = with_last_action(policy._memory, jnp.asarray(data.action[rows]))
         recorded = add_start(space, data.action[rows])
         if isinstance(space, Continuous):
             half = (np.asarray(space.high) - np.asarray(space.low)) / 2

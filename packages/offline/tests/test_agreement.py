@@ -11,6 +11,7 @@ from walk import WALK, built, fresh, network
 
 from podracer.agents.a2c import A2C
 from podracer.errors import ConfigError
+from podracer.fields import struct
 from podracer.policy import Policy
 from podracer_offline import Dataset, agreement
 
@@ -56,3 +57,29 @@ def test_agreement_is_the_share_of_equal_actions(name):
         assert agreement(policy, near, tolerance=0.01) < 1.0
     with pytest.raises(ConfigError, match="observation of the data set is float32"):
         agreement(policy, dataclasses.replace(data, observation=observation[:, :1]))
+
+
+@struct
+class LastAction:
+    last_action: jax.Array
+
+
+def test_a_policy_observes_the_recorded_actions_as_its_last_ones():
+    """It repeats its last action, so it agrees wherever the data set does."""
+
+    def act(params, carry, timestep, keys, explore):
+        action = jnp.where(timestep.first, 0, carry.last_action)
+        return action, (), LastAction(action)
+
+    agent = built(A2C(), WALK)
+    carry = lambda num_envs: LastAction(jnp.zeros(num_envs, jnp.int32))  # noqa: E731
+    policy = Policy(dataclasses.replace(agent, act=act, carry=carry), fresh(agent))
+    terminal = np.array([0, 0, 0, 1, 0, 0, 1], bool)
+    data = Dataset(
+        observation=np.zeros((7, 2), np.float32),
+        action=np.array([0, 2, 2, 1, 1, 1, 2]),
+        reward=np.zeros(7, np.float32),
+        terminal=terminal,
+        timeout=np.zeros(7, bool),
+    )
+    assert agreement(policy, data) == pytest.approx(3 / 7)  # rows 0, 2 and 5
