@@ -66,7 +66,15 @@ class HindsightBuffer(Buffer):
     def sample(
         self, state: ReplayState, key: Array, N: int, frames: ArrayLike = 0, axis: str | None = None
     ) -> Sample:
-        """Sample N sequences; k of k + 1 get the goal that a later timestep achieved, if any."""
+        """Sample N sequences; k of k + 1 get the goal that a later timestep achieved, if any.
+
+        Raises `ConfigError` for agents that keep more than actions.
+        """
+        if jax.tree.leaves(state.steps.extras):
+            raise ConfigError(
+                "HindsightReplay changes goals, and the agent learns what it found when it acted "
+                "for another goal, as MuZero its searches: take DQN, DDPG or SAC."
+            )
         sample_key, step_key, choice_key = jax.random.split(key, 3)
         sample = super().sample(state, sample_key, N, frames, axis)
         num_later = self._num_later(state, sample)

@@ -21,7 +21,7 @@ from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
-from podracer.types import Step
+from podracer.types import ArraySpec, Step
 from podracer_agents.goals import BitFlipping, Reach
 from podracer_agents.hindsight import HindsightReplay
 from podracer_testing.parity import check_parity
@@ -117,6 +117,10 @@ def test_what_has_no_goals_is_refused():
         SETTINGS.build(spec)
     with pytest.raises(ConfigError, match="the agent learns sequences"):
         R2D2(replay=REPLAY).build(BitFlipping(3).spec)
+    buffer = REPLAY.build(BitFlipping(3).spec, LENGTH)
+    searched = buffer.init(B, extras={"policy": ArraySpec((3,))})  # as MuZero's
+    with pytest.raises(ConfigError, match="found when it acted for another goal"):
+        buffer.sample(searched, jax.random.key(0), 1)
 
 
 def test_the_point_reaches_goals_within_its_tolerance():
