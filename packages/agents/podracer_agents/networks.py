@@ -39,7 +39,11 @@ class BatchNetwork(Network):
 
 @dataclasses.dataclass(frozen=True)
 class NormalizedMLP:
-    """Fully connected layers, spherical (SimBaV2), over normalized batches (CrossQ), or both."""
+    """Fully connected layers, spherical (SimBaV2), over normalized batches (CrossQ), or both.
+
+    They belong to `NormalizedSAC`: no other agent moves their running moments or returns their
+    weights to unit norm.
+    """
 
     hidden: tuple[int, ...] = bounded((256, 256), low=1)
     """Sizes of the hidden layers."""
@@ -64,6 +68,9 @@ class NormalizedMLP:
         """Return the network for an observation, a tree of `ArraySpec`."""
         if any(head.noisy or head.hidden for head in heads.values()):
             raise ConfigError("a NormalizedMLP has no noisy heads or hidden layers in heads.")
+        if self.spherical and any(head.size % self.parts for head in heads.values()):
+            sizes = ", ".join(f"{head.size} of {name}" for name, head in heads.items())
+            raise ConfigError(f"parts is {self.parts}, but must divide the outputs: {sizes}.")
         leaves = jax.tree.leaves(observation)
         if any(x.num_values is not None for x in leaves):
             raise ConfigError(

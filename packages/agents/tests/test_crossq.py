@@ -16,6 +16,7 @@ from walk import begin, built, close, learn, methods_of, slow
 
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
 from podracer.devices.reductions import global_grad
+from podracer.errors import ConfigError
 from podracer.ops.action_values import Atoms
 from podracer.ops.distributions import SquashedNormal
 from podracer.replay import Replay
@@ -386,6 +387,12 @@ def test_rewards_are_divided_by_the_deviation_or_the_largest_of_returns():
 
 
 # --- FlashSAC ------------------------------------------------------------------------------------
+
+
+def test_parts_that_do_not_divide_the_outputs_are_refused():
+    """With simbav2's policy network as that of its critics, whose atoms are 101."""
+    with pytest.raises(ConfigError, match="parts is 2, but must divide the outputs: 101 of q"):
+        simbav2(critic_network=None).build(BOXED.spec)
 
 
 @pytest.mark.slow
