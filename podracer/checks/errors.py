@@ -24,7 +24,7 @@ _LIBRARIES = sys.stdlib_module_names | {
 _CHOSEN = {"optax", "equinox"}
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error's type, the first sentence of its text, and the user's line that caused it.
 
     The user's line is the innermost one outside of the library and of those that it is built on.
@@ -49,7 +49,7 @@ def explain(failure: str) -> Iterator[None]:
         raise ConfigError(f"{failure}: {describe_error(error)}") from error
 
 
-def _user_line(error: Exception) -> str:
+def _user_line(error: BaseException) -> str:
     """Return " (FILE, line N)" of the user's line, else of a library that the user may choose."""
     lines = list(traceback.walk_tb(error.__traceback__))[::-1]
     for libraries in (_LIBRARIES | _CHOSEN, _LIBRARIES):

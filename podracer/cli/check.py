@@ -38,7 +38,7 @@ def check(options: CheckOptions) -> int:
             environment = getattr(importlib.import_module(module), attribute)
             if isinstance(environment, type) and not is_of_gymnasium(environment):
                 environment = environment()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # its code 0 would count as success
             problem = f"There is no environment {options.environment!r}"
             raise ConfigError(f"{problem}: {describe_error(error)}") from error
     report = examine(environment)

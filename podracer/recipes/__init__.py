@@ -65,7 +65,7 @@ def find(name: str, **options: Any) -> Experiment:
         experiment = function(**options)
     except PodracerError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # its code 0 would count as success
         raise ConfigError(f"the recipe {name} raised {describe_error(error)}") from error
     name = name.rpartition(":")[2]
     if not isinstance(experiment, Experiment):
@@ -191,7 +191,7 @@ def _imported(name: str) -> Callable[..., Experiment]:
         )
     try:
         function = getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # its code 0 would count as success
         if isinstance(error, PodracerError):
             raise
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None

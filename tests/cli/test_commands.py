@@ -272,8 +272,10 @@ FILES = {  # of a user, in the working directory
 def nothing(): pass
 def needs(x): pass
 def raises(): return {}["x"]
+def leaves(): raise SystemExit("done")
 value = 3
 """,
+    "script.py": "import sys\n\nsys.exit(0)\n",
     "half.json": "{",
     "list.json": "[1]",
     "text.npz": "hello",
@@ -287,6 +289,10 @@ MISTAKES_IN_FILES = [
     ("train own.py:nothing", "'own.py' is a file: name its module, own:nothing."),
     ("train own:nothing", "the recipe nothing must return an Experiment, not NoneType."),
     ("train own:raises", "the recipe own:raises raised KeyError: 'x' (own.py, line 4)."),
+    ("train script:f", "script cannot be imported: SystemExit: 0 (script.py, line 3)."),
+    ("check script:f", "There is no environment 'script:f': SystemExit: 0 (script.py, line 3)."),
+    ("train own:leaves", "the recipe own:leaves raised SystemExit: done (own.py, line 5)."),
+    ("train catch --environment gymnasium:script:A-v0", "cannot be imported: SystemExit: 0"),
     ("train --frames 100 catch", "'catch' is a recipe: write its name before the flags."),
 ]
 MISTAKES_ABOUT_A_RUN = [
@@ -342,7 +348,7 @@ class TestMistakes:
         np.savez("own.npz", reward=np.zeros(3))
         monkeypatch.setattr(sys, "path", [*sys.path])
         refusal(command, message)
-        for name in ("broken", "unmet", "own"):
+        for name in ("broken", "unmet", "own", "script"):
             sys.modules.pop(name, None)
 
     @pytest.mark.parametrize(("command", "message"), MISTAKES_ABOUT_A_RUN)

@@ -63,7 +63,7 @@ def inspect_environment(
     earlier_children = children()
     try:
         env = factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = str(error).strip().split("\n")[0]
         if isinstance(error, TypeError):
             entry: Any = factory.load()
@@ -215,7 +215,7 @@ def _entry(name: str, factory: Factory) -> Any:
             importlib.import_module(module)
         entry = library.spec(environment_id)
         return f"{module}:{environment_id}" if module else entry
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if install is not None:
             raise ConfigError(f"{name} needs the package {module}: {install}.") from error
         if not isinstance(error, library.error.Error):
