@@ -58,7 +58,8 @@ def sweep(arguments: Sequence[str]) -> int:
     """Run `podracer sweep`: train all configurations and seeds as one program."""
     recipe, flags = leading_name(arguments, "catch_a2c")
     experiment, flags = find_recipe(recipe, flags)
-    experiment = dataclasses.replace(experiment, target_return=None)  # it is for one learner alone
+    # A target is for one learner alone, and flags make the pods.
+    experiment = dataclasses.replace(experiment, target_return=None, pods=(), exchange=None)
     options, experiment = parse_experiment(
         f"sweep {recipe}",
         flags,
@@ -66,6 +67,7 @@ def sweep(arguments: Sequence[str]) -> int:
         SweepOptions(),
         description="Train many configurations and seeds in parallel, as one compiled program.",
     )
+    experiment.check()  # its seed is that of the draws
     seeds = range(experiment.seed, experiment.seed + options.seeds)
     spaces = read_spaces(options.vary, experiment.agent)
     pods = make_pods(spaces, seeds, options.draws, experiment.seed)
@@ -120,8 +122,7 @@ def read_spaces(variations: Sequence[str], agent: Any = None) -> dict[str, Space
             raise ConfigError("--vary names a hyperparameter twice: give each its values once.")
         values, problem = text.partition("=")[2], f"--vary {text!r} cannot be read:"
         if values.count(":") > 1:
-            example = f"{name}=1e-4,3e-4"
-            raise ConfigError(f"{problem} of a schedule only the start varies, as in {example}.")
+            raise ConfigError(f"{problem} of a schedule only the start varies: {name}=1e-4,3e-4.")
         try:
             numbers = tuple(map(float, values.replace(":", ",").split(",")))
         except ValueError:

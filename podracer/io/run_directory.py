@@ -34,8 +34,8 @@ def run_directory(root: Path, name: str) -> Path:
     """
     if not _NAME.fullmatch(name) or name.startswith("."):
         raise ConfigError(
-            f"run name {name[:80]!r} is not usable: take 1 to 80 letters, digits, '.', '_' or '-', "
-            "and spaces between them, not starting with '.'"
+            f"run name {name[:80]!r} is not usable: take 1 to 80 of A-Z, a-z, 0-9, '.', '_' or "
+            "'-', and spaces between them, not starting with '.'"
         )
     root = Path(root).resolve()
     path = root / name

@@ -258,9 +258,11 @@ MISTAKES = [
     ("train catch --arch anakin --environment gymnasium:CartPole-v1", "take --driver sebulba"),
     ("sweep cartpole_sebulba --seeds 2", "train once for each --seed."),
     ("sweep catch_a2c --seeds 1000000000", "a sweep has at most 65,536 pods"),
+    ("sweep catch_a2c --seed -3 --vary discount=0.8:0.9 --draws 1", "seed must be at least 0"),
     ("report nowhere --every nan", "--every must lie in"),
     # files and directories
     ("train catch --run-dir runs/../../.x", "run name"),
+    ("train catch --run-dir müller", "take 1 to 80 of A-Z, a-z, 0-9"),
     ("train catch --run-dir /proc/podracer", "cannot hold a run"),
     ("train catch --update-rule file", "is not an update rule"),
     ("resume nowhere", "holds no run"),
