@@ -70,7 +70,7 @@ class Writers(Callback):
     def check(self, run: Run) -> None:
         """Refuse what would fail only at the first record."""
         for sink in self._given:
-            if not callable(getattr(sink, "write", None)):
+            if isinstance(sink, type) or not callable(getattr(sink, "write", None)):
                 raise ConfigError(
                     "a callback is a function of the Boundary, a podracer.Callback, an object with "
                     f"a method `write` for records, or the name of a package's, not {sink!r}."

@@ -234,7 +234,7 @@ class Run:
         """Return the largest wish of all processes, whose clocks and signals differ."""
         with tag_component("callback"):
             answers = (callback.on_boundary(self) for callback in self.callbacks)
-            wishes = [Wish.END if answer is True else Wish(answer or 0) for answer in answers]
+            wishes = [x if isinstance(x, Wish) else Wish.END if x else Wish.NONE for x in answers]
         if self.budget.reason_to_end(self.totals):
             wishes.append(Wish.END)
         elif self.signals.exit_code is not None:

@@ -152,7 +152,7 @@ def _callbacks(
     """Return a run's callbacks in order: the user's before the writers of records."""
     names = [*(experiment.callbacks or ()), *(x for x in items if isinstance(x, str))]
     items = [*find_callbacks(names, directory), *(x for x in items if not isinstance(x, str))]
-    items = [Function(x) if callable(x) and not isinstance(x, Callback) else x for x in items]
+    items = [x if isinstance(x, Callback | type) or not callable(x) else Function(x) for x in items]
     callbacks = [x for x in items if isinstance(x, Callback)]
     sinks = [x for x in items if not isinstance(x, Callback)]
     evaluator = [Evaluator()] if experiment.evaluations else []

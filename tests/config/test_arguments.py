@@ -22,6 +22,16 @@ class Tank(gymnasium.Env):
         self.leak = leak
 
 
+class Notes:
+    """Sink, which is no function of a `Boundary` although its class can be called."""
+
+    def __init__(self, name="notes"):
+        self.name = name
+
+    def write(self, record):
+        pass
+
+
 def tank(**options):
     return podracer.Gymnasium(Tank, workers=0, **options)
 
@@ -32,6 +42,7 @@ def tank(**options):
         (lambda: podracer.train(podracer.PPO()), "object of class PPO: it must be the name of a"),
         (lambda: podracer.train("catch", frames=1000.0), "frames cannot be 1000.0: write 1000."),
         (lambda: podracer.train("catch", callbacks=[3]), "a callback is a function of the Boundar"),
+        (lambda: podracer.train("catch", callbacks=[Notes]), "the name of a package's, not <class"),
         (lambda: podracer.PPO(lr=1e-3), "PPO has no field 'lr': did you mean learning_rate?"),
         (
             lambda: podracer.PPO(network=podracer.MLP((64,))),

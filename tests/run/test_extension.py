@@ -355,6 +355,15 @@ def test_a_callback_adds_to_records_and_checkpoints_and_finds_its_boundary_saved
     assert (second.at_start, second.restored) == (40, 5)
 
 
+def test_a_callback_ends_the_run_by_a_bool_of_numpy(tmp_path):
+    class Stops(podracer.Callback):
+        def on_boundary(self, run):
+            return run.evaluation.returns.mean() < 2  # no bool of Python
+
+    result = podracer.train(CATCH, run_dir=tmp_path / "run", callbacks=[Stops()])
+    assert (result.reason, result.metrics["updates"]) == ("callback", 10)
+
+
 @pytest.mark.slow
 def test_a_callback_that_fails_ends_the_run_in_its_name(tmp_path):
     def fails(boundary):
