@@ -99,7 +99,7 @@ class Policy(NotPickled):
             self._params, memory, *inputs, self._key, np.uint32(self._num_calls)
         )
         self._first = np.zeros(len(inputs[-1]), bool)
-        self._num_calls += 1
+        self._num_calls = (self._num_calls + 1) % 2**32  # a server makes more in days
         if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(observation)):
             actions = np.asarray(actions)
         return actions[0] if batch_size is None else actions

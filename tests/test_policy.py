@@ -127,6 +127,13 @@ def test_sampled_actions_are_repeated_by_their_seed():
     assert len(np.unique(actions(0))) == 3
 
 
+def test_calls_have_no_last_number():
+    policy = Policy(*build("ppo"), sampled=True)
+    policy._num_calls = 2**32 - 1
+    actions = [policy(OBSERVATIONS[0]) for _ in range(2)]
+    np.testing.assert_array_equal(actions[1], policy.copy()(OBSERVATIONS[0]))  # as at the start
+
+
 def test_dictionaries_masks_and_arrays_of_jax():
     spec = EnvironmentSpec(
         "masked", {"x": ArraySpec((2,)), ACTION_MASK: ArraySpec((3,), np.bool_)}, Discrete(3)
