@@ -99,13 +99,14 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    is_record = isinstance(record, dict) and all(map(_is_numeric, record.values()))
+    is_record = isinstance(record, dict) and all(map(is_numeric, record.values()))
     return record if is_record else None
 
 
-def _is_numeric(value: Any) -> bool:
+def is_numeric(value: Any) -> bool:
+    """Return whether a value of JSON may stand in a record: a number, null, or a list of them."""
     if isinstance(value, list):
-        return all(map(_is_numeric, value))
+        return all(map(is_numeric, value))
     if isinstance(value, int):  # what numpy cannot hold would end a report
         return abs(value) < 2**63
     return value is None or isinstance(value, float)

@@ -16,7 +16,7 @@ from podracer.errors import ConfigError
 from podracer.io.attachments import Attachment, MakeAttachment, find_attachments
 from podracer.io.entry_points import installed
 from podracer.io.jsonl import JsonlSink
-from podracer.io.sinks import Sink, Sinks, TensorBoardSink
+from podracer.io.sinks import Sink, Sinks, TensorBoardSink, is_numeric, plain
 from podracer.run.errors import tag_component
 from podracer.run.loop import Callback, Run, Wish
 from podracer.run.result import Boundary
@@ -104,6 +104,8 @@ class Writers(Callback):
         return self._files[name]
 
     def on_record(self, run: Run, record: dict[str, Any]) -> None:
+        if wrong := [name for name, value in record.items() if not is_numeric(plain(value))]:
+            raise ConfigError(f"records have numbers, and {wrong[0]!r} of a callback is none.")
         # The pods' first: a record that is missing there could not be written.
         if run.progress is not None and run.progress.pods is not None:
             self._pods.write({"updates": run.progress.updates, **run.progress.pods})

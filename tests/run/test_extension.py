@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import Annotated
 
 import numpy as np
@@ -22,6 +23,7 @@ from podracer.config.serialization import from_json, to_json
 from podracer.io.checkpoint import fingerprint
 from podracer.io.differences import differences
 from podracer.names import NO_FLAG
+from podracer.run.callbacks import Writers
 from podracer.run.loop import Wish
 
 pytestmark = pytest.mark.usefixtures("shared")  # what is patched is not traced
@@ -353,6 +355,15 @@ def test_a_callback_adds_to_records_and_checkpoints_and_finds_its_boundary_saved
     assert kept == [0, 0, 1, 1, 3, 3, 4, 4]
     podracer.train(CATCH, frames=2 * CATCH.frames, resume=True, callbacks=[second], **settings)
     assert (second.at_start, second.restored) == (40, 5)
+
+
+@pytest.mark.parametrize("value", ["warm", {"x": 1.0}, 2**64])
+def test_what_a_file_of_records_could_not_be_read_with_is_refused(value):
+    run = SimpleNamespace(progress=None)
+    numbers = {"updates": 1, "loss": None, "share": np.float32(0.5), "parts": np.ones(2)}
+    Writers().on_record(run, numbers)
+    with pytest.raises(podracer.ConfigError, match="'phase' of a callback is none"):
+        Writers().on_record(run, {**numbers, "phase": value})
 
 
 def test_a_callback_ends_the_run_by_a_bool_of_numpy(tmp_path):
