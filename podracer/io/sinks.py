@@ -8,7 +8,6 @@ thread: one that raises or blocks loses its output and never stops the run.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from podracer.errors import StorageError
-from podracer.io.reading import read_lines
+from podracer.io.reading import parse_object, read_lines
 
 Record = Mapping[str, Any]
 TASK_REWARD = "reward_"  # prefix of the metric `reward_TASK`, the mean reward of a step in a task
@@ -95,12 +94,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
     """Return the record in a line, None if it is none."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    is_record = isinstance(record, dict) and all(map(is_numeric, record.values()))
-    return record if is_record else None
+    record = parse_object(line)
+    return record if record and all(map(is_numeric, record.values())) else None
 
 
 def is_numeric(value: Any) -> bool:
