@@ -521,8 +521,9 @@ def style(axes: Axes, frames: Sequence[int]) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     columns = 2 if len(axes.lines) > 1 else 1
     axes.legend(
-        fontsize=8, frameon=False, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.17)
-    )
+        fontsize=8, frameon=False, ncols=columns, handlelength=1.2, columnspacing=1.0,
+        loc="upper center", bbox_to_anchor=(0.5, -0.17),
+    )  # fmt: skip
     axes.set_xlabel("frames", fontsize=8)
     axes.set_ylabel("return", fontsize=8)
     axes.tick_params(labelsize=8)
