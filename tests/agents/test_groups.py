@@ -125,6 +125,7 @@ def test_a_policy_takes_the_part_of_the_actor_alone_after_a_resumed_run(tmp_path
         policy({"cue": CUE, "luck": LUCK})
 
 
+@pytest.mark.slow
 def test_lock_step_sebulba_equals_anakin():
     check_parity(*SMALL_AGENTS["ppo-gru"])
 

@@ -16,7 +16,7 @@ from podracer.rollout import init_actor, rollout
 B = 16
 ACTS_ON_REWARDS = ("sac-gru", "td3-lstm")  # those need a wrapped environment
 LENGTHS = {"dqn": 1, "sac": 1, "td3": 1, "fast_td3": 1}  # 8 for others
-QUICK = ("a2c", "ppo", "dqn")
+QUICK = ("ppo", "dqn")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -97,7 +97,8 @@ def test_an_update_in_pieces_equals_the_whole_one_to_the_bit(name, learners, con
 FUSED = [name for name in RECIPES if getattr(recipes.find(name).driver, "fused", False)]
 
 
-@variants("name", FUSED[:1], FUSED)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FUSED)
 def test_a_fused_recipe_equals_lock_step_without_its_fused_form(name, tmp_path):
     fields = {"devices": 1, "frames": 8192, "evaluations": 0}
     recipe = dataclasses.replace(recipes.find(name), **fields)
