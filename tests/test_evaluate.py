@@ -307,7 +307,8 @@ def test_an_evaluation_that_did_not_end_is_named_and_never_the_best(caplog):
     assert [r.get("evaluation_broken") for r in records] == [None, 60, None, 1, None]
     assert caplog.messages == [
         "2 of 2 evaluation episodes did not end within 30,000 steps: their returns are partial, "
-        "never the best, and reach no target."
+        "never the best, and reach no target.",
+        "1 of 2 evaluation episodes had rewards that are not finite: this evaluation has no score.",
     ]
 
 

@@ -74,8 +74,8 @@ def test_it_acts_as_the_agent_does_in_batches_and_alone(name):
 
 
 SAMPLING = (
-    "a2c", "impala", "stacx", "ppo", "ppo-gru", "ppo-multidiscrete", "sac", "sac-gru", "lpg_student",
-    "disco",
+    "a2c", "impala", "stacx", "ppo", "ppo-gru", "ppo-multidiscrete", "sac", "sac-gru",
+    "lpg_student", "disco",
 )  # fmt: skip
 
 

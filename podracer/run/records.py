@@ -180,6 +180,9 @@ class Recorder:
             )
             text += ": their returns are partial, never the best, and reach no target."
             self.warn("unfinished", text)
+        if wrong := int((~np.isfinite(evaluation.returns[sound])).sum()):
+            text = f"{wrong} of {evaluation.returns.size} evaluation episodes had rewards that"
+            self.warn("rewards", f"{text} are not finite: this evaluation has no score.")
         if evaluation.repetition:
             ways = ['`evaluation_policy="sampled"`'] if self._is_greedy else []
             ways += (

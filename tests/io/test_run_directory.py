@@ -53,7 +53,7 @@ def test_ordinary_names_are_taken_as_they_are(tmp_path: Path, name: str) -> None
 @pytest.mark.figure(16)
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a" * 81, " a", "a ", "a\tb"])
 def test_unusable_names_say_what_would_be_right(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="A-Z, a-z, 0-9|choose another"):
+    with pytest.raises(ConfigError, match=r"A-Z, a-z, 0-9|choose another"):
         run_directory(tmp_path, name)
 
 

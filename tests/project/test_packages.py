@@ -31,7 +31,7 @@ BUDGETS = {
     "ops": 1200,
     "recipes": 1030,
     "reports": 1760,
-    "run": 3040,
+    "run": 3050,
     "scores": 890,
     "tournament": 2280,
 }
