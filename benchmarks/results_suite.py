@@ -75,7 +75,7 @@ def run_podracer(arguments: Sequence[str], run: Path, deadline: float) -> int:
             process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             pass
-        finally:  # at the deadline and at Ctrl-C: what was spent is written down either way
+        finally:  # also when told to end: what was spent is written down
             if process.poll() is None:
                 process.terminate()
             code = process.wait()
@@ -220,6 +220,7 @@ def main() -> None:
     if options.list:
         return show(selection, options.out)
     deadline = time.monotonic() + options.budget
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as Ctrl-C
     for cell in selection:
         start = time.monotonic()
         finished = measure(cell, options, deadline)
