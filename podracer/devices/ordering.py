@@ -71,10 +71,11 @@ def _has_reduction(equation: JaxprEqn) -> bool:
 
 def bind(program: ClosedJaxpr | Jaxpr, inputs: Values) -> tuple[Jaxpr, dict[Any, Any]]:
     """Return a traced function and the values of its inputs and constants, by variable."""
-    jaxpr, consts = (
-        (program.jaxpr, program.consts) if isinstance(program, ClosedJaxpr) else (program, ())
-    )
-    return jaxpr, dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
+    jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
+    variables = (*jaxpr.constvars, *jaxpr.invars)
+    # An open program gets its constants as inputs; from JAX 0.12 on it has them as well.
+    consts = getattr(program, "consts", ()) if len(inputs) < len(variables) else ()
+    return jaxpr, dict(zip(variables, (*consts, *inputs), strict=True))
 
 
 def read(values: dict[Any, Any], variables: Values) -> list[Any]:

@@ -386,13 +386,13 @@ def test_rewards_are_divided_by_the_deviation_or_the_largest_of_returns():
     )
 
 
-# --- FlashSAC ------------------------------------------------------------------------------------
-
-
 def test_parts_that_do_not_divide_the_outputs_are_refused():
     """With simbav2's policy network as that of its critics, whose atoms are 101."""
     with pytest.raises(ConfigError, match="parts is 2, but must divide the outputs: 101 of q"):
         simbav2(critic_network=None).build(BOXED.spec)
+
+
+# --- FlashSAC ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
