@@ -12,6 +12,7 @@ from podracer.agent import LearnerState
 from podracer.agents.common.optimizers import global_norm
 from podracer.devices import fused
 from podracer.devices.fused import traced_for
+from podracer.devices.ordering import scan_parts
 from podracer.drivers.faults import fault_bits
 from podracer.networks import MLP, Head, TorsoNetwork
 from podracer.types import ArraySpec, Step, TimeStep, Trajectory
@@ -120,7 +121,8 @@ def test_loops_and_conditions_with_packed_trees_return_the_same():
     with traced_for("gpu"):
         program = jax.make_jaxpr(lambda: fused.scan(body, carry, jnp.ones(40), packed=True))()
     (scan,) = (x for x in program.eqns if x.primitive.name == "scan")
-    assert scan.params["num_carry"] == 2  # a vector of floats and the integer
+    _, num_carry = scan_parts(scan)
+    assert num_carry == 2  # a vector of floats and the integer
 
 
 @pytest.mark.parametrize("steps", [3, 4])

@@ -17,7 +17,7 @@ from podracer.ops.action_values import Atoms, Mean, Quantiles, SquaredMean
 from podracer.ops.distributions import SquashedNormal, from_bounds, to_bounds
 from podracer.ops.random import random_normals
 from podracer.ops.returns import n_step_returns, n_step_targets
-from podracer.ops.transforms import squash, two_hot, unsquash
+from podracer.ops.transforms import evenly_spaced, squash, two_hot, unsquash
 from podracer.types import Continuous
 
 with warnings.catch_warnings():
@@ -111,14 +111,14 @@ def test_small_numbers_survive_the_scales():
     squashed = np.sign(x) * np.expm1(0.5 * np.log1p(np.abs(exact))) + 1e-3 * exact
     np.testing.assert_allclose(squash(jnp.asarray(x)), squashed, rtol=1e-6)
     np.testing.assert_allclose(unsquash(squash(jnp.asarray(x))), exact, rtol=1e-6)
-    support = jnp.linspace(-5.0, 5.0, 21)
+    support = evenly_spaced(-5.0, 5.0, 21)
     means = np.float64(two_hot(jnp.asarray(x), support)) @ np.float64(support)
     np.testing.assert_allclose(means, exact, rtol=1e-6)
     assert jax.grad(squash)(0.0) == np.float32(0.501)
 
 
 def test_two_hot_has_the_mean_that_it_stands_for():
-    support = jnp.linspace(-5.0, 5.0, 21)
+    support = evenly_spaced(-5.0, 5.0, 21)
     x = jnp.asarray([[-7.0, -5.0, -1.3], [0.25, 4.99, 9.0]])
     weights = two_hot(x, support)
     np.testing.assert_allclose(weights @ support, jnp.clip(x, -5, 5), atol=1e-5)
