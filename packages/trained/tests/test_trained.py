@@ -41,6 +41,7 @@ def needs_its_game(name):
     return pytest.param(name, marks=pytest.mark.skipif(not is_there, reason=reason))
 
 
+@pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types:FutureWarning")  # gymnax
 @pytest.mark.parametrize("name", [needs_its_game(name) for name in SCORES])
 def test_a_run_of_version_0_2_0_opens_and_plays_to_its_score(name, capsys):
     """The mean of other episodes lies within four standard errors of both means."""
