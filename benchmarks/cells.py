@@ -440,6 +440,7 @@ CELLS: tuple[Cell, ...] = (
     ),
     Cell("Trading", "trading", "ppo", "trading_ppo", 10, 10, ("sb3/ppo",), _TRADING_REMARK),
     *_host(),
+    Cell("Atari", "pong", "impala", f"pong_impala --evaluation-episodes 30 {SAVE_RARELY}", 3, 120),
     Cell(
         "Atari",
         "pong",

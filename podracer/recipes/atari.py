@@ -38,11 +38,6 @@ def atari_impala(game: str = "pong") -> Experiment:
     )
 
 
-def pong_impala() -> Experiment:
-    """IMPALA on Atari Pong."""
-    return atari_impala("pong")
-
-
 @accelerator(driver={"num_envs": 128})
 def atari_ppo(game: str = "pong") -> Experiment:
     """PPO on an Atari game (`--game NAME`) with the Nature network, under sticky actions.
@@ -186,4 +181,21 @@ def pong_ppo() -> Experiment:
         driver=SebulbaConfig(num_envs=32, rollout_length=64, updates_per_chunk=10),
         frames=4_500_000,
         evaluations=9,
+    )
+
+
+def pong_impala() -> Experiment:
+    """IMPALA on Atari Pong, with updates of 80 frames each, for two cores."""
+    return dataclasses.replace(
+        atari_impala("pong"),
+        agent=Impala(
+            learning_rate=Linear(7e-4, 0.0),
+            optimizer=Optimizer("adam", epsilon=1e-5),
+            max_gradient_norm=0.5,
+            entropy_cost=0.001,
+            trace_lambda=0.95,
+            network=TorsoNetwork(IMPALA_SHALLOW),
+        ),
+        driver=SebulbaConfig(num_envs=32, updates_per_batch=8, updates_per_chunk=100),
+        frames=6_000_000,
     )

@@ -50,13 +50,8 @@ def cartpole_ppo() -> Experiment:
 @accelerator(driver={"num_envs": 1024}, frames=24_576_000, evaluations=30)
 def cartpole_impala() -> Experiment:
     """IMPALA on CartPole, with Adam instead of RMSProp."""
-    return Experiment(
-        environment="cartpole",
-        agent=Impala(**V_TRACE),
-        driver=AnakinConfig(num_envs=32, rollout_length=32, updates_per_chunk=10),
-        frames=1_536_000,
-        evaluation_episodes=64,
-        target_return=475.0,
+    return dataclasses.replace(
+        cartpole_ppo(), agent=Impala(**V_TRACE), frames=1_536_000, evaluation_episodes=64
     )
 
 
@@ -67,16 +62,14 @@ def cartpole_stacx() -> Experiment:
 
 def cartpole_sebulba() -> Experiment:
     """PPO on Gymnasium's CartPole, stepped by processes of the host."""
-    return Experiment(
+    return dataclasses.replace(
+        cartpole_ppo(),
         environment="gymnasium:CartPole-v1",
-        agent=PPO(learning_rate=1e-3),
         driver=SebulbaConfig(
             num_envs=32, rollout_length=32, updates_per_chunk=10, threads_per_actor=1
         ),
-        frames=512_000,
         evaluations=3,
         evaluation_episodes=16,
-        target_return=475.0,
     )
 
 
@@ -133,8 +126,8 @@ def cartpole_rainbow() -> Experiment:
 )
 def cartpole_pqn() -> Experiment:
     """PQN on CartPole."""
-    return Experiment(
-        environment="cartpole",
+    return dataclasses.replace(
+        cartpole_ppo(),
         agent=PQN(
             learning_rate=Linear(1e-4, 0.0, frames=500_000),
             trace_lambda=0.95,
@@ -144,9 +137,6 @@ def cartpole_pqn() -> Experiment:
             network=TorsoNetwork(MLP((256, 256), layer_norm=True)),
         ),
         driver=AnakinConfig(num_envs=32, rollout_length=64, updates_per_chunk=5),
-        frames=512_000,
-        evaluation_episodes=128,
-        target_return=475.0,
     )
 
 
