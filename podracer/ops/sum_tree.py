@@ -78,9 +78,10 @@ def sample(
 
 def _choose(values: Float[Array, "N m"], uniform: Float[Array, "N"]) -> Int[Array, "N"]:
     """Return the index of one value of each row, in proportion to it; never of a 0."""
-    cumulative = jnp.cumsum(values, axis=-1)
-    threshold = _threshold(cumulative[:, -1], uniform)
-    return jnp.sum(cumulative <= threshold[:, None], axis=-1, dtype=jnp.int32)
+    # Sums of another order, as a GPU may compute them, can also grow at a 0.
+    cumulative = jnp.where(values > 0, jnp.cumsum(values, axis=-1), 0.0)
+    is_above = cumulative > _threshold(cumulative.max(axis=-1, keepdims=True), uniform[:, None])
+    return jnp.where(is_above, jnp.arange(values.shape[-1]), values.shape[-1]).min(axis=-1)
 
 
 def _threshold(total: jax.Array, uniform: jax.Array) -> jax.Array:

@@ -43,6 +43,18 @@ def test_items_are_drawn_by_their_share_and_never_without_one(items):
     assert np.abs(deviation).max() < 6
 
 
+def test_sums_of_another_order_draw_nothing_without_a_share(monkeypatch):
+    """As a GPU may compute them with JAX 0.12: the sum can grow behind the last share."""
+    sums = jax.lax.associative_scan
+    monkeypatch.setattr(jnp, "cumsum", lambda x, axis: sums(jnp.add, x, axis=axis))
+    random = np.random.default_rng(0)
+    values = random.uniform(size=(1000, sum_tree.BRANCHES)).astype(np.float32)
+    values[np.arange(sum_tree.BRANCHES) >= random.integers(1, 32, (1000, 1))] = 0
+    largest = jnp.full(1000, 1 - 2.0**-23, jnp.float32)  # of `jax.random.uniform`
+    chosen = jax.jit(sum_tree._choose)(values, largest)
+    assert (values[np.arange(1000), np.asarray(chosen)] > 0).all()
+
+
 def test_strata_hit_every_large_share():
     """Of 8 draws, one from each eighth of the whole, a row that has a quarter gets two."""
     tree = sum_tree.empty(4, 10)
