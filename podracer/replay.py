@@ -156,8 +156,8 @@ class Buffer:
     def add(self, state: ReplayState, steps: Step, carry: Carry = ()) -> ReplayState:
         """Add a rollout's steps `[T, B, ...]`; `carry [B, ...]` is the state at the first of them.
 
-        The oldest timesteps are overwritten. Raises `ConfigError` where T is too large, or not
-        a multiple of the stride.
+        The oldest timesteps are overwritten. All rollouts have the same T. Raises `ConfigError`
+        where T is too large, or not a multiple of the stride.
         """
         T = steps.timestep.reward.shape[0]
         ring_size = _ring_size(state)

@@ -103,7 +103,6 @@ CASES = {
     "one step": (PLAIN, 2, 1, [4] * 3),
     "wraps": (PLAIN, 4, 1, [7] * 9),
     "n steps, aligned": (BOX, 4, 1, [5] * 12),
-    "uneven rollouts": (PLAIN, 3, 1, [1, 5, 2, 9, 4, 7, 1, 1, 8, 3]),
     "frames": (FRAMES, 3, 1, [6] * 11),
     "frames, not full": (FRAMES, 3, 1, [6] * 2),
     "sequences": (PLAIN, 12, 5, [5] * 13),
@@ -112,7 +111,7 @@ CASES = {
 
 
 # By default the ring wraps, actions are continuous, frames are shared.
-OTHERS = ("one step", "uneven rollouts", "frames", "frames, not full", "sequences")
+OTHERS = ("one step", "frames", "frames, not full", "sequences")
 
 
 @variants("prioritized", [True], [False])
