@@ -5,9 +5,9 @@ Learning". As in Acme's R2D2 the loss is summed over a sequence's timesteps and 
 sequences, and the last reward goes through tanh before the network sees it.
 
 Differences from the paper: sequences cross the ends of episodes, where memory and last action are
-reset; they start once in a rollout instead of at every 40th timestep; defaults suit small
-tasks (the paper: a burn-in of 40, an unroll of 80, learning rate 1e-4, target network every 2,500
-updates).
+reset; they start once in a rollout instead of at every 40th timestep; a new one has the largest
+priority so far, where their actors compute it; defaults suit small tasks (the paper: a burn-in of
+40, an unroll of 80, learning rate 1e-4, target network every 2,500 updates).
 """
 
 from __future__ import annotations
