@@ -74,7 +74,7 @@ class TimestepValidator:
         mask = action_mask(timestep.observation)
         if mask is not None and not (allows_action(self._space, mask) | timestep.last).all():
             return False
-        floats = [leaf for leaf in leaves if leaf.dtype.kind == "f"]
+        floats = [leaf for leaf in leaves if leaf.dtype.kind in "fV"]  # V: bfloat16 and its like
         pairs = [(timestep.reward, timestep.discount), *zip(floats, floats, strict=True)]
         return all(_are_finite(*pair) for pair in pairs)
 

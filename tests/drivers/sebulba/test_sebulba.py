@@ -8,6 +8,7 @@ import types
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import AGENTS, SMALL, blueprint, environment_for
@@ -27,6 +28,7 @@ from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import environment_indices
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.trajectory import ActorFunctions
+from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError, EnvironmentFault, NonFiniteError
@@ -36,7 +38,7 @@ from podracer.io.checkpoint import fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.recipes import RECIPES
 from podracer.run.training import train
-from podracer.types import ArraySpec, Discrete, EnvironmentSpec, LearnerState
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, LearnerState, TimeStep
 from podracer_testing.parity import check_equal, check_parity, optimized
 
 
@@ -361,6 +363,16 @@ def test_bad_rows_are_counted_and_never_train(where, value):
     assert progress.metrics["environment_faults"] == 1
     assert progress.metrics["environment_faults_not_finite"] == 1
     assert all(np.isfinite(record[name]).all() for name in ("observation", "reward", "discount"))
+
+
+def test_a_bad_row_of_bfloat16_is_masked():
+    space = ArraySpec((3,), jnp.dtype(jnp.bfloat16))
+    validator = TimestepValidator(EnvironmentSpec("half", space, Discrete(2)), np.zeros(2, bool))
+    observation, zeros = np.zeros((2, 3), space.dtype), np.zeros(2, np.float32)
+    observation[1, 0] = np.nan
+    timestep = TimeStep(observation, zeros, zeros, zeros == 0, zeros > 0)
+    assert validator.validate(timestep).last.tolist() == [False, True]
+    assert validator.faults == {"not_finite": 1}
 
 
 @pytest.mark.figure(8)
