@@ -31,8 +31,9 @@ from podracer_offline.records import Record, require_student
 class DataEnvironment:
     """Device environment that replays a data set; its state is the index of a timestep.
 
-    A reset draws any timestep, and after an episode follows the beginning of another one, each as
-    likely as the others. So at every step all transitions are equally likely.
+    A reset draws any timestep, also the last one of a time-out, and after an episode follows the
+    beginning of another one, each as likely as the others. So at every step all transitions are
+    equally likely.
     """
 
     digest: str = static()
@@ -64,7 +65,6 @@ class DataEnvironment:
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, TimeStep]:
         row = jax.random.randint(key, (), 0, len(self.rows.last))
-        row -= self.rows.last[row]  # to the last action of the episode
         return row, self._timestep(row, jnp.float32(0), jnp.float32(1), jnp.bool_(True))
 
     def step(self, key: jax.Array, state: jax.Array, action: Any) -> tuple[jax.Array, TimeStep]:

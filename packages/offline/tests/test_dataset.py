@@ -231,6 +231,15 @@ def test_a_replay_has_the_transitions_of_the_data_set_and_no_others(has_finals):
     assert (abs(counts[learned] - expected) < 0.15 * expected).all()
 
 
+def test_resets_show_all_timesteps_equally_often():
+    """Also the last ones of time-outs, or the transitions before them would be shown twice."""
+    env = replay(dataset())
+    state, timestep = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 12_000))
+    assert (abs(np.bincount(state, minlength=12) - 1_000) < 150).all()
+    assert timestep.first.all()
+    np.testing.assert_array_equal(timestep.last, env.rows.last[state])
+
+
 @pytest.fixture
 def few_constants():
     """Make constants of more than 2,000 bytes in a program an error."""
