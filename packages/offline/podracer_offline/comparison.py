@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import with_last_action
 from podracer.policy import Policy, add_start
 from podracer.types import Continuous
 from podracer_offline.dataset import Dataset
+from podracer_offline.records import with_recorded_action
 
 
 def agreement(policy: Policy, data: Dataset, tolerance: float = 0.05) -> float:
@@ -32,7 +32,7 @@ def agreement(policy: Policy, data: Dataset, tolerance: float = 0.05) -> float:
             data.observation,
         )
         action = np.asarray(policy(observation, data.reward[rows - 1] if t else 0.0))
-        policy._memory = with_last_action(policy._memory, jnp.asarray(data.action[rows]))
+        policy._memory = with_recorded_action(policy._memory, jnp.asarray(data.action[rows]))
         recorded = add_start(space, data.action[rows])
         if isinstance(space, Continuous):
             half = (np.asarray(space.high) - np.asarray(space.low)) / 2

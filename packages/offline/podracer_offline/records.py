@@ -97,10 +97,24 @@ def as_recorded(agent: Agent, spec: EnvironmentSpec) -> Agent:
         action, extras, carry = student.act(params, carry, timestep, keys, explore)
         if not isinstance(record, Record):
             return action, extras, carry
-        return record.action, extras, with_last_action(carry, record.action)
+        return record.action, extras, with_recorded_action(carry, record.action)
 
     learn = agent.learn if isinstance(agent.learn, Fused) else _stripped(agent.learn)
     return dataclasses.replace(student, act=act, learn=learn)
+
+
+def with_recorded_action(carry: Any, action: Any) -> Any:
+    """Return the recurrent state after recorded actions `[B, ...]`, see `agent.with_last_action`.
+
+    Raises `ConfigError` for agents that act together, where one of them observes its last action.
+    """
+    parts = carry.values() if isinstance(carry, dict) else ()
+    if any(hasattr(part, "last_action") for part in parts):
+        raise ConfigError(
+            "a record has one action of all agents that act together, and one of these observes "
+            "its own last action: take agents without that, such as A2C with a memory."
+        )
+    return with_last_action(carry, action)
 
 
 def as_student(agent: Agent) -> Agent:

@@ -29,7 +29,6 @@ from podracer.agent import (
     Blueprint,
     Context,
     policy_params,
-    with_last_action,
 )
 from podracer.agents.common import off_policy
 from podracer.devices.reductions import global_grad
@@ -60,7 +59,13 @@ from podracer.types import (
     blank_timestep,
 )
 from podracer_offline.cloning import Cloning, Method
-from podracer_offline.records import Record, as_student, require_records, require_student
+from podracer_offline.records import (
+    Record,
+    as_student,
+    require_records,
+    require_student,
+    with_recorded_action,
+)
 
 # --- teachers ------------------------------------------------------------------------------------
 
@@ -168,7 +173,7 @@ class Taught:
         self, key: jax.Array, state: TaughtState, action: jax.Array
     ) -> tuple[TaughtState, TimeStep]:
         # The teacher observes what the student did, not what it would have done itself.
-        carry = with_last_action(state.carry, jnp.asarray(action)[None])
+        carry = with_recorded_action(state.carry, jnp.asarray(action)[None])
         return self._show(key, carry, *self.environment.step(key, state.environment, action))
 
     def _show(

@@ -14,6 +14,7 @@ from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.policy import Policy
 from podracer_offline import Dataset, agreement
+from podracer_offline.records import with_recorded_action
 
 
 @pytest.mark.parametrize("name", ["none", "sac", pytest.param("gru", marks=pytest.mark.slow)])
@@ -62,6 +63,14 @@ def test_agreement_is_the_share_of_equal_actions(name):
 @struct
 class LastAction:
     last_action: jax.Array
+
+
+def test_agents_that_act_together_and_observe_their_last_actions_are_refused():
+    """Which part of a recorded action is whose is not in their memory."""
+    carry, action = {"speaker": (), "listener": LastAction(jnp.zeros(2))}, jnp.ones((2, 2))
+    with pytest.raises(ConfigError, match="one of these observes its own last action"):
+        with_recorded_action(carry, action)
+    assert with_recorded_action({"speaker": ()}, action) == {"speaker": ()}
 
 
 def test_a_policy_observes_the_recorded_actions_as_its_last_ones():
