@@ -118,11 +118,11 @@ class Writers(Callback):
 class Function(Callback):
     """Calls a function of the `Boundary`; the run ends where it returns True."""
 
-    def __init__(self, function: Callable[[Boundary], object]) -> None:
+    def __init__(self, function: Callable[[Boundary], bool | None]) -> None:
         self._function = function
 
-    def on_boundary(self, run: Run) -> Wish:
-        return Wish.END if self._function(run.boundary()) else Wish.NONE
+    def on_boundary(self, run: Run) -> bool | None:
+        return self._function(run.boundary())
 
 
 class Control(Callback):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from podracer.agent import Blueprint
 from podracer.config.experiment import Experiment
@@ -233,7 +234,10 @@ class Run:
     def _wish(self) -> Wish:
         """Return the largest wish of all processes, whose clocks and signals differ."""
         with tag_component("callback"):
-            answers = (callback.on_boundary(self) for callback in self.callbacks)
+            answers = [callback.on_boundary(self) for callback in self.callbacks]
+            for x in answers:
+                if not (x is None or isinstance(x, Wish) or np.asarray(x).dtype == bool):
+                    raise ConfigError(f"a callback returns True, a Wish or None, not {x!r:.80}.")
             wishes = [x if isinstance(x, Wish) else Wish.END if x else Wish.NONE for x in answers]
         if self.budget.reason_to_end(self.totals):
             wishes.append(Wish.END)

@@ -243,11 +243,6 @@ def rank(entry: Entry) -> tuple[float, int, int, int]:
     return -entry.score, entry.frames, entry.pod, entry.round
 
 
-def ranking(entries: Iterable[Entry]) -> Board:
-    """Rank entries by `rank`."""
-    return Board(sorted(entries, key=rank))
-
-
 def exchanged(
     entries: tuple[Entry, ...], removed: Entry | None, added: Entry | None
 ) -> tuple[Entry, ...]:

@@ -8,7 +8,7 @@ import re
 import sys
 from functools import partial
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -23,8 +23,8 @@ from podracer.config.serialization import from_json, to_json
 from podracer.io.checkpoint import fingerprint
 from podracer.io.differences import differences
 from podracer.names import NO_FLAG
-from podracer.run.callbacks import Writers
-from podracer.run.loop import Wish
+from podracer.run.callbacks import Function, Writers
+from podracer.run.loop import Run, Wish
 
 pytestmark = pytest.mark.usefixtures("shared")  # what is patched is not traced
 
@@ -373,6 +373,13 @@ def test_a_callback_ends_the_run_by_a_bool_of_numpy(tmp_path):
 
     result = podracer.train(CATCH, run_dir=tmp_path / "run", callbacks=[Stops()])
     assert (result.reason, result.metrics["updates"]) == ("callback", 10)
+
+
+@pytest.mark.parametrize("answer", [{"loss": 0.5}, np.float32(3.0), [], "done"])
+def test_an_answer_of_a_callback_that_is_no_bool_is_refused(answer):
+    run: Any = SimpleNamespace(callbacks=[Function(lambda at: answer)], boundary=lambda: None)
+    with pytest.raises(podracer.ConfigError, match="a callback returns True, a Wish or None, not"):
+        Run._wish(run)
 
 
 @pytest.mark.slow

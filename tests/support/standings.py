@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from podracer.tournament.events import Board, Entry, Header, PodState, TournamentState, ranking
+from podracer.tournament.events import Board, Entry, Header, PodState, TournamentState, rank
 from podracer.tournament.selection import SelectionView
 
 
@@ -13,6 +13,11 @@ def entry(pod: int, score: float, round: int = 0, **hyperparameters: float) -> E
     return Entry(
         pod, round, 0, score, 0.0, 1, "", 0, 0.0, name, "", (), hyperparameters, {}, 0.0
     )  # fmt: skip
+
+
+def ranking(entries: Iterable[Entry]) -> Board:
+    """Rank entries by `rank`."""
+    return Board(sorted(entries, key=rank))
 
 
 def stand(

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from standings import ranking
 
 from podracer.errors import CheckpointError, ConfigError
 from podracer.tournament import leaderboard
@@ -38,7 +39,6 @@ from podracer.tournament.events import (
     accepted_entries,
     exchanged,
     kept_entries,
-    ranking,
     state_after,
 )
 from podracer.tournament.leaderboard import LENGTH, LOG, Leaderboard, encode_line, read_events

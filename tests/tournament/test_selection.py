@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from standings import entry, stand
+from standings import entry, ranking, stand
 
 from podracer.drivers.selection import Range
 from podracer.tournament.events import (
@@ -25,7 +25,6 @@ from podracer.tournament.events import (
     Submitted,
     accepted_entries,
     kept_entries,
-    ranking,
     state_after,
 )
 from podracer.tournament.leaderboard import Leaderboard, read_events
