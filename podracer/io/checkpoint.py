@@ -149,7 +149,7 @@ class Checkpointer:
             arrays = {path: stored_array(x) for path, x in leaves if x.size}  # Orbax's limit
             self.start().result().save(draft / "state", args=ocp.args.PyTreeSave(arrays))
         except OSError as error:
-            raise _failure_of_save(step, error) from error
+            raise _failure_of_save(step, error, "could not be written") from error
         self._pending = self._worker.submit(self._finish, draft, target, meta)
 
     def check(self) -> None:
@@ -207,6 +207,7 @@ class Checkpointer:
     def _finish(self, draft: Path, target: Path, meta: bytes) -> None:
         """Seal a save and give it its name, so that a directory with a step's name is complete."""
         step, first = int(target.name), jax.process_index() == 0
+        outcome = "could not be written"
         try:
             self.start().result().wait_until_finished()  # until all processes have written
             digests = agreement.digests_of_arrays(draft)
@@ -217,12 +218,13 @@ class Checkpointer:
                 draft.rename(target)
                 fsync_directory(self.directory)
                 seal_json(self.run / steps.SAVED, {"step": step})
+                outcome = "is saved, but deleting older ones or a callback's `on_seal` failed"
                 self._retire(step)
                 self._sealed()
         except Exception as error:
             if first:
                 shutil.rmtree(draft, ignore_errors=True)
-            raise _failure_of_save(step, error) from error
+            raise _failure_of_save(step, error, outcome) from error
 
     def _retire(self, step: int) -> None:
         """Delete the oldest steps of this run that none names best; this one is sealed."""
@@ -350,11 +352,11 @@ def _make_orbax() -> Any:
     return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
 
 
-def _failure_of_save(step: int, error: Exception) -> Exception:
+def _failure_of_save(step: int, error: Exception, outcome: str) -> Exception:
     """Return the error of a save: of JAX if another process is lost, a `StorageError` otherwise."""
     # Orbax calls it a time-out, at whatever moment processes that wait for each other cannot.
     cause = error.__cause__ if isinstance(error, TimeoutError) else error
     if isinstance(cause, jax.errors.JaxRuntimeError):
         return jax.errors.JaxRuntimeError(str(cause))
     reason = (str(error) or type(error).__name__).splitlines()[0]
-    return StorageError(f"the checkpoint of step {step} could not be written: {reason}")
+    return StorageError(f"the checkpoint of step {step} {outcome}: {reason}")

@@ -420,6 +420,16 @@ def test_retention_deletes_no_checkpoint_of_another_run(tmp_path: Path) -> None:
         assert sealed_steps(checkpointer.run) == [1, 4]
 
 
+def test_a_failed_deletion_says_that_the_checkpoint_is_saved(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        (step_path(tmp_path, 1).with_suffix(".removed") / "held").mkdir(parents=True)
+        checkpointer.save(2, small(2), {})
+        with pytest.raises(StorageError, match="step 2 is saved, but deleting older ones or"):
+            checkpointer.wait()
+    assert sealed_steps(tmp_path) == [1, 2]
+
+
 LOSSES = {
     "the directory": lambda run: shutil.rmtree(run / "checkpoints"),
     "all manifests": lambda run: [
