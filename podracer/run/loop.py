@@ -331,7 +331,7 @@ class Run:
             if not self.driver.continues_episodes(state):
                 _LOG.warning("The environments begin new episodes; all else continues as saved.")
             self.history.warn()
-        self.recorder.restore(totals, best and Best(**best))
+        self.recorder.restore(totals, best and Best(**best), readable_records(self.directory))
         if changed := metadata.get("changes"):
             self.change(changed)
             names = ", ".join(name for name, _ in leaves(self.changes))

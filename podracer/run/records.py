@@ -76,19 +76,23 @@ class Recorder:
         self._steps_per_update = experiment.driver.steps_per_update
         self._updates_per_chunk = experiment.run_driver.updates_per_chunk
         self._collected_before = 0  # by the resumed run
-        self._num_faults = 0  # environments' faults so far
+        self._num_faults = 0  # environments' faults so far, in this process
+        self._earlier: dict[str, Any] = {}  # last numbers in the records of the resumed run
         self._clock, self._cpu = time.perf_counter(), time.process_time()
         # Amounts and seconds of the last records, see `_rate`.
         self._recent_frames: list[tuple[float, float]] = []
         self._recent_cpu: list[tuple[float, float]] = []
         self._warnings = set[str]()  # subjects of which it has warned
 
-    def restore(self, totals: Totals, best: Best | None = None) -> None:
-        """Continue from these totals; steps that were in flight when the run stopped are lost."""
+    def restore(self, totals: Totals, best: Best | None = None, records: Any = ()) -> None:
+        """Continue from these totals and records; steps in flight when the run stopped are lost."""
         dropped = totals.collected - totals.updates * self._steps_per_update
         self.totals = dataclasses.replace(totals, dropped=dropped if totals.collected else 0)
         self._collected_before = totals.collected
         self.best = best if self._keeps_best else None
+        for record in records:  # records after the checkpoint do not count
+            if (record.get("updates") or 0) <= totals.updates:
+                self._earlier |= record
 
     def change(self, agent: Any, numbers: dict[str, float]) -> None:
         """Record from now on an agent's schedules, and these numbers, which have changed."""
@@ -113,7 +117,6 @@ class Recorder:
         self.totals.frames += progress.frames
         lap["time_compile"] += compiling
         self.totals.seconds += sum(lap.values())
-        self._warn_of_faults(progress.metrics)
         for name in progress.not_finite:  # the run goes on, see `Fault`
             text = f"update {progress.updates}: the metric {name!r} is not finite; its records are "
             self.warn(name, text + "null where it is not, and the run goes on.")
@@ -127,6 +130,7 @@ class Recorder:
             **schedules,
             **self._changes,
             **progress.metrics,
+            **self._faults(progress.metrics),
             **self._accounts(progress),
             **lap,
             **self._usage(),
@@ -159,13 +163,15 @@ class Recorder:
         if self._keeps_best:
             self._compare(evaluation, progress)
         sound: Any = ... if progress.pods is None else ~np.isnan(progress.pods["episodes"])
-        unfinished = int(np.sum(evaluation.unfinished[sound]))
         record["evaluation_return"] = float(evaluation.returns[sound].mean())
         record["evaluation_length"] = float(evaluation.lengths[sound].mean())
         distinct = evaluation.distinct_episodes[sound]
         record["evaluation_distinct_episodes"] = float(distinct.mean())
-        if unfinished:
+        of_all = f"of {evaluation.returns.size} evaluation episodes"
+        if unfinished := int(np.sum(evaluation.unfinished[sound])):
             record["evaluation_unfinished"] = unfinished
+            text = f"{unfinished} {of_all} did not end within {MAX_STEPS:,} steps: their returns"
+            self.warn("unfinished", f"{text} are partial, never the best, and reach no target.")
         self.totals.evaluation_return = whole_return(record)
         if evaluation.broken:
             record["evaluation_broken"] = evaluation.broken
@@ -173,21 +179,12 @@ class Recorder:
             progress.pods["evaluation_return"] = evaluation.returns.mean(axis=-1)
             progress.pods["evaluation_unfinished"] = evaluation.unfinished
             progress.pods["evaluation_distinct_episodes"] = evaluation.distinct_episodes
-        if unfinished:
-            text = (
-                f"{unfinished} of {evaluation.returns.size} evaluation episodes did not end within "
-                f"{MAX_STEPS:,} steps"
-            )
-            text += ": their returns are partial, never the best, and reach no target."
-            self.warn("unfinished", text)
         if wrong := int((~np.isfinite(evaluation.returns[sound])).sum()):
-            text = f"{wrong} of {evaluation.returns.size} evaluation episodes had rewards that"
-            self.warn("rewards", f"{text} are not finite: this evaluation has no score.")
+            text = f"{wrong} {of_all} had rewards that are not finite"
+            self.warn("rewards", f"{text}: this evaluation has no score.")
         if evaluation.repetition:
-            ways = ['`evaluation_policy="sampled"`'] if self._is_greedy else []
-            ways += (
-                ["`evaluation_epsilon=0.01`"] if isinstance(self._env.spec.action, Discrete) else []
-            )
+            ways = ['`evaluation_policy="sampled"`'] * self._is_greedy
+            ways += ["`evaluation_epsilon=0.01`"] * isinstance(self._env.spec.action, Discrete)
             text = f"{', '.join(ways)} or " if ways else ""
             text = f"to measure more take {text}fewer `evaluation_episodes`."
             self.warn("repetition", f"{evaluation.repetition}: {text}")
@@ -223,14 +220,16 @@ class Recorder:
             self.best = self._equal
         return self.best
 
-    def _warn_of_faults(self, metrics: dict[str, Any]) -> None:
-        """Say new faults of environments in a process whose records nobody sees."""
+    def _faults(self, metrics: dict[str, Any]) -> dict[str, int]:
+        """Return faults of environments in the whole run; say new ones if nobody sees records."""
         num_faults = metrics.get("environment_faults", 0)
         if num_faults > self._num_faults and jax.process_index() > 0:
             _LOG.warning(
                 "process %d: %d faults of environments so far.", jax.process_index(), num_faults
             )
         self._num_faults = num_faults
+        counts = {k: n for k, n in metrics.items() if k.startswith("environment_faults")}
+        return {k: n + self._earlier.get(k, 0) for k, n in counts.items()}
 
     def _accounts(self, progress: Progress) -> dict[str, int]:
         """Return the numbers of steps of this host's actors: collected, trained on and dropped."""

@@ -89,7 +89,7 @@ def _faults(run: RunRecords) -> str:
     """Describe the faults of environments that a run has recovered from: `3 (died 2, hung 1)`."""
     prefix, totals = "environment_faults", dict[str, float]()
     for key in dict.fromkeys(k for record in run.records for k in record if k.startswith(prefix)):
-        counts = run.series(key, "updates")[1]  # they restart at each resume
+        counts = run.series(key, "updates")[1]  # older runs restart them at a resume
         totals[key] = counts[:-1][np.diff(counts) < 0].sum() + counts[-1:].sum()
     if not (total := totals.pop(prefix, 0.0)):
         return ""

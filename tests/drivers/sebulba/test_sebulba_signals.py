@@ -17,6 +17,7 @@ from podracer import envs, recipes
 from podracer.drivers.progress import Progress
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.run.records import Recorder, Stopwatch
+from podracer.run.resume import Totals
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -313,3 +314,13 @@ def test_accounts_go_on_with_another_number_of_processes(before, after, monkeypa
     assert resumed.totals == dataclasses.replace(saved.totals, dropped=256)
     own = record(resumed, 11, 128 // after)
     assert own == (1664 // after, 1408 // after, 0, 256 // after)
+
+
+def test_a_resumed_run_counts_the_faults_of_environments_before_it():
+    """Of its records, those after the checkpoint are gone."""
+    names = ("environment_faults", "environment_faults_died", "environment_faults_hung")
+    earlier = [{"updates": updates, names[0]: updates, names[1]: updates} for updates in (1, 2, 3)]
+    recorder = Recorder(recipes.find("cartpole_sebulba"), envs.make("probe:action"))
+    recorder.restore(Totals(updates=2), records=earlier)
+    line = recorder.record(Progress(3, 0, {names[0]: 4, names[1]: 1, names[2]: 3}), Stopwatch())
+    assert [line[name] for name in names] == [6, 3, 3]
