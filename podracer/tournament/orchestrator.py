@@ -238,8 +238,6 @@ class Orchestrator:
         self.board.fail(events.Failed(pod, pod_state.round, token, reason, frames, fault))
         if fault == "machine":
             return self._back_off(pod, reason, has_progress=frames > pod_state.frames)
-        if self.state.pods[pod].failures >= self.tournament.retries:
-            self.board.record(events.Stopped(pod, "quarantined", reason))
         return 0.0
 
     def _back_off(self, pod: int, reason: str, *, has_progress: bool) -> float:
@@ -253,9 +251,11 @@ class Orchestrator:
         return min(2.0 ** (losses - 1), BACK_OFF_SECONDS)
 
     def _settle(self, pod: int, delay: float = 0.0) -> None:
-        """Note whether a pod that does not run has rounds left, and when it may start."""
+        """Quarantine a pod that does not run, or note if it has rounds left and when it starts."""
         pod_state = self.state.pods[pod]
-        if pod_state.is_live and pod_state.round < self.tournament.rounds:
+        if pod_state.status == "failed" and pod_state.failures >= self.tournament.retries:
+            self.board.record(events.Stopped(pod, "quarantined", pod_state.reason))
+        elif pod_state.is_live and pod_state.round < self.tournament.rounds:
             self._idle[pod] = self._clock() + delay
         else:
             self._idle.pop(pod, None)

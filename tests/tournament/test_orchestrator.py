@@ -33,7 +33,14 @@ from podracer.tournament import orchestrator, selection
 from podracer.tournament import pod as pods
 from podracer.tournament.config import Tournament, read_tournament, with_pod_seeds
 from podracer.tournament.engine import EngineLost, open_log
-from podracer.tournament.events import Failed, Submitted, accepted_entries, lineage, state_after
+from podracer.tournament.events import (
+    Failed,
+    Stopped,
+    Submitted,
+    accepted_entries,
+    lineage,
+    state_after,
+)
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import Orchestrator
 from podracer.tournament.pod import REPORT, read_task
@@ -226,6 +233,25 @@ def test_a_pod_without_progress_is_quarantined_with_the_reason_and_the_others_go
     assert state.pods[2].status == "quarantined"
     assert "a fault for the test" in state.pods[2].reason
     assert set(results(tmp_path)) == {f"p{p}r{r}" for p in (0, 1, 3) for r in range(4)} | {"p2r0"}
+
+
+def test_a_kill_between_the_last_failure_and_its_quarantine_earns_no_attempt(tmp_path, monkeypatch):
+    record = Leaderboard.record
+
+    def killed(board, event):
+        if isinstance(event, Stopped):
+            raise SystemError
+        record(board, event)
+
+    engine = Pretence(lambda pod, *_: "crash" if pod == 2 else "done")
+    with monkeypatch.context() as patch:
+        patch.setattr(Leaderboard, "record", killed)
+        with pytest.raises(SystemError):
+            play(tmp_path, engine=engine)
+    engine = Pretence()
+    with pytest.raises(PodracerError, match=r"1 of 4 pods failed .* pod 2: .*a fault for the test"):
+        play(tmp_path, engine=engine)
+    assert (2, 0) not in engine.attempts
 
 
 def test_progress_earns_another_attempt(tmp_path):
