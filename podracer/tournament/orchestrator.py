@@ -27,7 +27,7 @@ from podracer.drivers.population import hyperparameters, with_hyperparameters
 from podracer.errors import ConfigError, PodracerError
 from podracer.io.attachments import MakeAttachment, find_attachments
 from podracer.io.directories import holds_begun_tournament
-from podracer.io.exits import PREEMPTED
+from podracer.io.exits import PREEMPTED, preemptions
 from podracer.io.paths import user_path
 from podracer.io.signals import StopSignals
 from podracer.tournament import config, events, selection
@@ -42,7 +42,7 @@ GRACE_SECONDS = 60.0  # for a pod to save when it is asked to stop
 BACK_OFF_SECONDS = 60.0  # at most, before a pod that a machine lost starts again
 LOSSES = 20  # one pod's, in a row without progress, after which the engine counts as lost
 # Exit codes for which a pod has no fault: the disk, a signal to its machine, a lost machine.
-MACHINE_CODES = (73, PREEMPTED, EngineLost.exit_code)
+MACHINE_CODES = (73, PREEMPTED, EngineLost.exit_code, *(-number for number in preemptions()))
 # Fields of `Started` that an attempt has from the one before at its round.
 DECISION = ("parents", "hyperparameters", "experiment")
 

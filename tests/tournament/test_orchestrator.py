@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -264,7 +265,7 @@ def test_progress_earns_another_attempt(tmp_path):
 
 
 @pytest.mark.figure(13)
-@pytest.mark.parametrize("code", [73, 75, 77])
+@pytest.mark.parametrize("code", [73, 75, 77, -signal.SIGTERM])
 def test_what_a_machine_loses_is_no_fault_of_the_pod(tmp_path, code):
     """Four losses in a row, where three failures would be one too many."""
     times = []
