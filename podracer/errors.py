@@ -1,6 +1,6 @@
 """Errors that a user can cause or meet, each with a stable exit code."""
 
-WEIGHTED_SUM = "of several objectives return a weighted sum, `dot(weights, rewards)`"
+WEIGHTED_SUM = "a reward is one number, of several objectives a sum, `dot(weights, rewards)`"
 """Remedy in the messages on rewards that are vectors."""
 
 

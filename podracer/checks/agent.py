@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
 
 from podracer.agent import Agent, Blueprint, policy_params
-from podracer.checks.errors import explain
+from podracer.checks.errors import ARRAYS, trace, type_text
 from podracer.devices.mesh import DATA, REPLICATED
 from podracer.devices.ordering import call_in_order, is_reduction, scan_parts
 from podracer.devices.reductions import MaskedMean
@@ -39,7 +39,6 @@ _LOG = logging.getLogger("podracer")
 MOST_IN_A_METRIC = 1024  # numbers
 # Tests have checked their agents, and to trace a search again is slow.
 _REPOSITORY = {"podracer", *(f"podracer_{name}" for name in PACKAGES)}
-_NUMBERS = (bool, int, float, np.generic, np.ndarray, jax.Array)  # leaves that JAX takes
 
 
 def check_fields(settings: Any) -> None:
@@ -56,7 +55,7 @@ def check_fields(settings: Any) -> None:
     if jax.tree_util.all_leaves([settings]) or not dataclasses.is_dataclass(settings):
         raise ConfigError(f"{name} is not a tree of arrays: put @podracer.struct above its class.")
     for path, leaf in leaves_by_path(settings).items():
-        if not isinstance(leaf, _NUMBERS):
+        if not isinstance(leaf, ARRAYS):
             raise ConfigError(f"{name}{path} is a {_kind(leaf)}: declare it with podracer.static.")
 
 
@@ -70,15 +69,14 @@ def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int =
     settings, length = blueprint.settings, blueprint.context.rollout_length
     check_fields(settings)
     name = blueprint.name
-    with explain(f"{name}.build failed"):
-        built = settings.build(blueprint.spec, blueprint.context)
+    # The settings are an argument: their float leaves must not steer Python control flow.
+    _trace(name, "build", lambda b: (b.settings.build(b.spec, b.context), ())[1], blueprint)
+    built = settings.build(blueprint.spec, blueprint.context)
     if not isinstance(built, Agent):
         raise ConfigError(f"{name}.build must return a podracer.Agent, not {_kind(built)}.")
     built = dataclasses.replace(built, name=name)
     _check_groups(built)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    # The settings are an argument: their float leaves must not steer Python control flow.
-    _trace(name, "build", lambda b: (b.build(), ())[1], blueprint)
     state = _trace(name, "init", lambda b, k: b.build().init(k, num_envs), blueprint, key)
     if not isinstance(state, LearnerState):
         raise ConfigError(f"{name}.init must return a LearnerState, not {_kind(state)}.")
@@ -143,8 +141,7 @@ def _check_reduces(
     program = jax.shard_map(
         ordered, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False
     )
-    with explain(f"{agent.name}.learn cannot be traced for several devices"):
-        jaxpr = jax.make_jaxpr(program)(state, trajectory, key).jaxpr
+    jaxpr = trace(f"{agent.name}.learn on devices", program, state, trajectory, key)[0].jaxpr
     differs = [
         group is not state.shared
         for group in (state.shared, state.local, trajectory, key)
@@ -261,15 +258,10 @@ def _act(
         raise ConfigError(f"{place} must return the triple (actions, extras, carry).")
     action, _, new_carry = result
     struct = action_struct(built.spec)
-    expected = jax.ShapeDtypeStruct((num_envs, *struct.shape), struct.dtype)
-    if not isinstance(action, jax.ShapeDtypeStruct):
-        raise ConfigError(
-            f"{place} must return actions {_format(expected)}, not a {_kind(action)}."
-        )
-    if action.shape != expected.shape or action.dtype != expected.dtype:
-        raise ConfigError(
-            f"{place} must return actions {_format(expected)}, but they are {_format(action)}."
-        )
+    wanted = f"{struct.dtype}{[num_envs, *struct.shape]}"
+    actual = type_text(action) if isinstance(action, jax.ShapeDtypeStruct) else _kind(action)
+    if actual != wanted:
+        raise ConfigError(f"{place} must return actions {wanted}, not {actual}.")
     _check_kept(place, "carry", inputs[1], new_carry)
     return result
 
@@ -317,7 +309,7 @@ def _check_metrics(place: str, metrics: Any) -> None:
         if len(value.shape) > 1 or math.prod(value.shape) > MOST_IN_A_METRIC:
             raise ConfigError(
                 f"{place} must return metrics that are scalars or of shape [n], n up to "
-                f"{MOST_IN_A_METRIC:,}, but {name!r} is {_format(value)}: take its histogram."
+                f"{MOST_IN_A_METRIC:,}, but {name!r} is {type_text(value)}: take its histogram."
             )
 
 
@@ -340,31 +332,15 @@ def _check_kept(place: str, part: str, old: PyTree, new: PyTree) -> None:
     if changes:
         raise ConfigError(f"{place} must keep the structure of its {part}: {changes[0]}.")
     for path, leaf in leaves.items():
-        new_leaf = new_leaves[path]
-        if leaf.shape != new_leaf.shape or leaf.dtype != new_leaf.dtype:
-            raise ConfigError(
-                f"{place} must keep {part}{path} as {_format(leaf)}, "
-                f"but it became {_format(new_leaf)}."
-            )
+        text, actual = type_text(leaf), type_text(new_leaves[path])
+        if text != actual:
+            raise ConfigError(f"{place} must keep {part}{path} as {text}, but it became {actual}.")
 
 
 def _trace(name: str, method: str, function: Any, *args: Any) -> Any:
     """Return the shapes of what a method returns, whose leaves must be numbers or arrays."""
-
-    def checked(*args: Any) -> Any:
-        result = function(*args)
-        for path, leaf in leaves_by_path(result).items():
-            if not isinstance(leaf, _NUMBERS):
-                raise ConfigError(f"{name}.{method} returns a {_kind(leaf)} in {path}, no array.")
-        return result
-
-    with explain(f"{name}.{method} cannot be traced"):
-        return jax.eval_shape(checked, *args)
+    return trace(f"{name}.{method}", function, *args)[1]
 
 
 def _kind(value: Any) -> str:
     return "array" if isinstance(value, jax.Array) else type(value).__name__
-
-
-def _format(leaf: Any) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}"

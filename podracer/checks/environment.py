@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import types
-from podracer.checks.errors import describe_error, explain
+from podracer.checks.errors import describe_error, trace, type_text
 from podracer.environment import AutoReset, HostEnvironments, action_struct, is_of_gymnasium
 from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.types import action_mask, leaves_by_path
@@ -34,9 +34,6 @@ def check_environment(environment: Any, *, restarts: bool = False) -> types.Envi
             f"{spec.name} runs on the host, and not in JAX: train in it as it is, without "
             "`auto_reset`."
         )
-    for name in ("reset", "step"):
-        if not callable(getattr(environment, name, None)):
-            raise ConfigError(f"{spec.name}: the environment has no method `{name}`.")
     key = jax.eval_shape(lambda: jax.random.key(0))
     (state, first_timestep), _ = _evaluate(spec.name, "reset", environment, key)
     _check_timestep(spec, "reset", first_timestep)
@@ -46,8 +43,7 @@ def check_environment(environment: Any, *, restarts: bool = False) -> types.Envi
                 f"{spec.name}: state{path} is a random key; an environment holds none and uses "
                 "those passed to `reset` and `step`."
             )
-    action = action_struct(spec)
-    inputs = (key, state, action)
+    inputs = (key, state, action_struct(spec))
     (new_state, timestep), program = _evaluate(spec.name, "step", environment, *inputs)
     _check_timestep(spec, "step", timestep)
     _check_same(spec.name, "state", state, new_state)
@@ -96,7 +92,10 @@ def check_spec(environment: Any) -> types.EnvironmentSpec:
         if leaf.scaled and dtype != np.uint8:
             raise ConfigError(f"{name} is {dtype}, but only uint8 can be `scaled`.")
     if not isinstance(spec.action, types.Discrete | types.MultiDiscrete | types.Continuous):
-        _refuse_space(spec.name, spec.action)
+        raise ConfigError(
+            f"{spec.name}: spec.action must be podracer.Discrete, MultiDiscrete or Continuous, but "
+            f"it is a {type(spec.action)}."
+        )
     _check_action_mask(spec)
     spec.keys(tuple(spec.groups))
     has_start = any(np.any(getattr(space, "start", 0)) for space in (spec.action, *leaves))
@@ -134,22 +133,6 @@ def _read_spec(environment: Any) -> types.EnvironmentSpec:
     raise ConfigError(f"{kind}.spec must be an EnvironmentSpec, but it is {type(spec).__name__}.")
 
 
-def _refuse_space(name: str, space: Any) -> None:
-    kind = type(space).__name__
-    if type(space).__module__.partition(".")[0] == "gymnasium":
-        spaces = {
-            "Discrete": f"Discrete({getattr(space, 'n', 'num_actions')})",
-            "MultiDiscrete": "MultiDiscrete(num_actions)",
-            "MultiBinary": "MultiDiscrete(num_actions)",
-            "Box": "Continuous(low, high)",
-        }
-        advice = f": take podracer.{spaces[kind]}" if kind in spaces else ""
-        raise ConfigError(f"{name}: spec.action is Gymnasium's {kind}{advice}.")
-    raise ConfigError(
-        f"{name}: spec.action must be Discrete, MultiDiscrete or Continuous, but it is {kind}."
-    )
-
-
 def _check_action_mask(spec: types.EnvironmentSpec) -> None:
     mask = action_mask(spec.observation)
     if mask is None:
@@ -158,7 +141,7 @@ def _check_action_mask(spec: types.EnvironmentSpec) -> None:
         raise ConfigError(f"{spec.name}: only discrete actions have an {types.ACTION_MASK}.")
     number = sum(spec.action.components)
     if mask != types.ArraySpec((number,), np.bool_):
-        text = _format(mask) if isinstance(mask, types.ArraySpec) else repr(mask)
+        text = type_text(mask) if isinstance(mask, types.ArraySpec) else repr(mask)
         raise ConfigError(
             f"{spec.name}: spec.observation[{types.ACTION_MASK!r}] must be bool[{number}], an "
             f"entry for each action, but it is {text}."
@@ -167,36 +150,27 @@ def _check_action_mask(spec: types.EnvironmentSpec) -> None:
 
 def _evaluate(name: str, method: str, environment: Any, *args: Any) -> tuple[Any, Any]:
     """Return what a method returns, in shapes, and its program."""
-    arrays = eqx.filter(environment, eqx.is_array)  # arguments, not to be printed
+    arrays, structure = jax.tree.flatten(eqx.filter(environment, eqx.is_array))
+    place = f"{name}: `{method}`"
 
-    def trace() -> tuple[Any, Any]:
-        def call(arrays: Any, *args: Any) -> Any:
-            return getattr(eqx.combine(arrays, environment), method)(*args)
+    def call(arrays: Any, *args: Any) -> Any:  # arguments, not to be printed
+        owner = eqx.combine(structure.unflatten(arrays), environment) if arrays else environment
+        return getattr(owner, method)(*args)
 
-        if not jax.tree.leaves(arrays):
-            function = getattr(environment, method)
-            # JAX would remember the trace of the method itself.
-            return jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*args)
-        return jax.make_jaxpr(call, return_shape=True)(arrays, *args)
-
-    # Without leaks, as of an environment that keeps its state on itself.
-    with explain(f"{name}: `{method}` cannot be traced"), jax.checking_leaks():
-        program, result = trace()
+    with jax.checking_leaks():  # such as of an environment that keeps its state on itself
+        program, result = trace(place, call, arrays, *args, owner=environment)
+        is_pure = isinstance(environment, AutoReset)  # if the environment in it is
         # Traced alike, as JAX's caches would change how the same program is printed.
-        is_pure = isinstance(environment, AutoReset) or _text(program) == _text(trace()[0])
-    if not is_pure:  # `AutoReset` is, where the environment in it is
+        is_pure = is_pure or _text(program) == _text(trace(place, call, arrays, *args)[0])
+    if not is_pure:
         raise ConfigError(
-            f"{name}: `{method}` changes from call to call, and what it did in the first one would "
+            f"{place} changes from call to call, and what it did in the first one would "
             "be compiled: what changes, such as an attribute that counts, belongs in the state, "
             "and random numbers are drawn with the key."
         )
-    if not (isinstance(result, tuple) and len(result) == 2):
-        raise ConfigError(f"{name}: `{method}` must return the pair (state, TimeStep).")
-    if not isinstance(result[1], types.TimeStep):
-        raise ConfigError(
-            f"{name}: `{method}` must return (state, TimeStep), "
-            f"but the second part is {type(result[1]).__name__}."
-        )
+    parts = result if isinstance(result, tuple) else ()
+    if len(parts) != 2 or not isinstance(parts[1], types.TimeStep):
+        raise ConfigError(f"{place} must return the pair (state, TimeStep).")
     return result, program
 
 
@@ -226,32 +200,27 @@ def _check_same(name: str, part: str, expected: types.PyTree, tree: types.PyTree
     expected_leaves, leaves = leaves_by_path(expected), leaves_by_path(tree)
     for path, leaf in expected_leaves.items():
         if path not in leaves:
-            raise ConfigError(f"{name}: {part}{path} is missing; expected {_format(leaf)}.")
+            raise ConfigError(f"{name}: {part}{path} is missing; expected {type_text(leaf)}.")
     for path, leaf in leaves.items():
         if path not in expected_leaves:
-            raise ConfigError(f"{name}: {part}{path} was not expected; got {_format(leaf)}.")
+            raise ConfigError(f"{name}: {part}{path} was not expected; got {type_text(leaf)}.")
         spec = expected_leaves[path]
+        wanted, actual = type_text(spec), type_text(leaf)
         if part.endswith(".reward") and spec.shape == () and len(leaf.shape) == 1:
             raise ConfigError(
-                f"{name}: {part} must be {_format(spec)}, but it is {_format(leaf)}: "
+                f"{name}: {part} must be {wanted}, but it is {actual}: "
                 f"{WEIGHTED_SUM}, and of several agents make rows, "
                 f"`podracer_environments.agents.agents_as_rows(env, {leaf.shape[0]})`."
             )
-        if spec.shape != leaf.shape or spec.dtype != leaf.dtype:
-            raise ConfigError(
-                f"{name}: {part}{path} must be {_format(spec)}, but it is {_format(leaf)}."
-            )
+        if wanted != actual:
+            raise ConfigError(f"{name}: {part}{path} must be {wanted}, but it is {actual}.")
         if getattr(leaf, "weak_type", False) != getattr(spec, "weak_type", False):
             raise ConfigError(
                 f"{name}: {part}{path} is weakly typed, a Python number somewhere: "
-                f"write jnp.asarray(x, jnp.{spec.dtype}) to make it {_format(spec)}."
+                f"write jnp.asarray(x, jnp.{spec.dtype}) to make it {wanted}."
             )
     if jax.tree.structure(expected) != jax.tree.structure(tree):
         raise ConfigError(
             f"{name}: {part} must have the structure {jax.tree.structure(expected)}, "
             f"but it is {jax.tree.structure(tree)}."
         )
-
-
-def _format(leaf: Any) -> str:
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
+import gc
+import random
 import sys
 import traceback
-from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from podracer.errors import ConfigError
+from podracer.types import leaves_by_path
 
-_HINTS = {
-    jax.errors.TracerBoolConversionError: (
-        "a Python `if` or `while` depends on a traced value: take jnp.where or jax.lax.cond"
+ARRAYS = (bool, int, float, np.generic, np.ndarray, jax.Array)  # leaves that JAX takes
+_NO_NUMBER = "Python needs a number and got a traced value: take jax.numpy or podracer.static"
+_HINTS = {  # by a part of an error's type and text
+    "TracerBoolConversionError": (
+        "a Python `if` or `while` depends on a traced value: take jnp.where or podracer.static"
     ),
-    jax.errors.TracerArrayConversionError: "NumPy got a traced value: take jax.numpy",
+    "TracerArrayConversionError": "NumPy got a traced value: take jax.numpy",
+    "ConcretizationTypeError": _NO_NUMBER,
+    "TracerIntegerConversionError": _NO_NUMBER,
+    "Shapes must be 1D": _NO_NUMBER,
+    "FrozenInstanceError": "a field cannot be assigned: take dataclasses.replace",
+    "Leaked trace": "what the call computes is kept beyond it, as on `self`: keep it in the state",
 }
 _LIBRARIES = sys.stdlib_module_names | {
     "podracer", "jax", "jaxlib", "jaxtyping", "beartype", "numpy",
@@ -33,20 +45,56 @@ def describe_error(error: BaseException) -> str:
     text = lines.pop(0) if lines else ""
     while text.endswith(":") and lines:
         text += f" {lines.pop(0)}"
-    text = next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), text)
-    reason = ": ".join(filter(None, (type(error).__name__, text.removesuffix("."))))
+    kind = type(error).__name__
+    text = next((hint for part, hint in _HINTS.items() if part in f"{kind}: {text}"), text)
+    reason = ": ".join(filter(None, (kind, text.removesuffix("."))))
     return f"{reason}{_user_line(error)}."
 
 
-@contextlib.contextmanager
-def explain(failure: str) -> Iterator[None]:
-    """Raise `ConfigError` that says what failed, and the error and line by which it did."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{failure}: {describe_error(error)}") from error
+def trace(place: str, function: Any, *args: Any, owner: Any = None) -> tuple[ClosedJaxpr, Any]:
+    """Return the program of a user's code that returns arrays, and their shapes.
+
+    Raises `ConfigError` with the error and the line by which it failed, for a leaf that JAX does
+    not take, and where it draws from the generators of `random`, of NumPy or in attributes of
+    `owner`, and does not seed them.
+    """
+
+    def checked(*args: Any) -> Any:
+        result = function(*args)
+        for path, leaf in leaves_by_path(result).items():
+            if not isinstance(leaf, ARRAYS):
+                kind = type(leaf).__name__
+                advice = ": put @podracer.struct above it" if is_dataclass(leaf) else ""
+                raise ConfigError(f"{place} returns a {kind} in {path}, no array{advice}.")
+        return result
+
+    for _ in range(2):  # code that seeds them changes them in its first call alone
+        states = _generator_states(owner)
+        try:
+            # JAX would remember the trace of the function itself.
+            result = jax.make_jaxpr(lambda *args: checked(*args), return_shape=True)(*args)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{place} cannot be traced: {describe_error(error)}") from error
+        if _generator_states(owner) == states:
+            return result
+    raise ConfigError(
+        f"{place} draws from `random` or NumPy, and its first numbers would be compiled: draw by "
+        "jax.random, with the key."
+    )
+
+
+def _generator_states(owner: Any) -> str:
+    # Not `vars`, which makes a dictionary where there is none: JAX's check of leaks fails by it.
+    parts = [x.values() if isinstance(x, dict) else (x,) for x in gc.get_referents(owner)]
+    states = [x.bit_generator.state for p in parts for x in p if isinstance(x, np.random.Generator)]
+    return f"{random.getstate()} {np.random.get_state()} {states}"  # noqa: NPY002
+
+
+def type_text(leaf: Any) -> str:
+    """Return the dtype and the shape of an array or of what describes one."""
+    return f"{leaf.dtype}{list(leaf.shape)}"
 
 
 def _user_line(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from functools import partial
 from typing import Any
 
@@ -117,8 +118,16 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a setting that steers Python": (
         Steered(),
         "Steered.build cannot be traced: TracerBoolConversionError: a Python `if` or `while` "
-        f"depends on a traced value: take jnp.where or jax.lax.cond (test_check_agent.py, line "
+        f"depends on a traced value: take jnp.where or podracer.static (test_check_agent.py, line "
         f"{Steered.build.__code__.co_firstlineno + 1}).",
+    ),
+    "a size that is not static": (
+        agent(init=lambda self, *_: LearnerState({"policy": jnp.zeros(self.rate)})),
+        "Python needs a number and got a traced value: take jax.numpy or podracer.static",
+    ),
+    "random numbers of NumPy": (
+        agent(init=lambda *_: LearnerState({"policy": jnp.zeros(random.randrange(1, 2))})),
+        "Mine.init draws from `random` or NumPy, and its first numbers would be compiled: draw by",
     ),
     "a distribution alone": (
         agent(distribution=lambda self, params, carry, timestep: timestep.observation),
@@ -167,11 +176,11 @@ BROKEN: dict[str, tuple[Any, str]] = {
     ),
     "a tree of actions": (
         acting(lambda action, x, carry, _: ({"a": action}, x, carry)),
-        "Mine.act must return actions int32[2], not a dict.",
+        "Mine.act must return actions int32[2], not dict.",
     ),
     "greedy actions of another dtype": (
         acting(lambda a, x, c, explore: (a if explore else a.astype(jnp.float32), x, c)),
-        "Mine.act(explore=False) must return actions int32[2], but they are float32[2].",
+        "Mine.act(explore=False) must return actions int32[2], not float32[2].",
     ),
     # What it is.
     "a class": (Good, "Good is a class: pass an instance, Good()."),
@@ -289,9 +298,7 @@ def test_learners_that_stay_equal_are_not(learn):
 
 
 def test_what_fails_on_several_devices_alone_is_named():
-    with pytest.raises(
-        ConfigError, match=r"Mine\.learn cannot be traced for several devices.*batch"
-    ):
+    with pytest.raises(ConfigError, match=r"Mine\.learn on devices cannot be traced.*batch"):
         check(agent(learn=naming_another_axis), num_devices=2)
 
 

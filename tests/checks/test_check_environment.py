@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+import random
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +119,24 @@ class Counting:
         return step(key, changed(state, time=state.time + self.calls), action)
 
 
+class Drawing:
+    """Draws from a generator of NumPy that is its attribute."""
+
+    spec, step = SPEC, staticmethod(step)
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def reset(self, key: jax.Array) -> tuple[State, TimeStep]:
+        return reset(jax.random.fold_in(key, int(self.rng.random() < 0)))
+
+
+@dataclass
+class Plain:
+    x: jax.Array
+    time: jax.Array
+
+
 def masked(shape: tuple[int, ...], dtype: Any, **fields: Any) -> SimpleNamespace:
     observation = {**SPEC.observation, ACTION_MASK: ArraySpec(shape, dtype)}
     return with_spec(observation=observation, **fields)
@@ -180,14 +199,14 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     "actions of another type": (with_spec(action=2), ("spec.action", "Discrete", "int")),
     "actions of Gymnasium": (
         with_spec(action=of_gymnasium("Discrete", n=3)),
-        ("spec.action is Gymnasium's Discrete: take podracer.Discrete(3)",),
+        ("spec.action must be podracer.Discrete,", "but it is a <class 'gymnasium.core.Discrete'>"),
     ),
     # What reset and step take and return.
     "reset takes no key": (mutant(reset=lambda: reset(jax.random.key(0))), ("`reset`", "argument")),
     "three values": (stepping(lambda state, timestep: (state, timestep, {})), ("`step`", "pair")),
     "an observation for a timestep": (
         stepping(lambda state, timestep: (state, timestep.observation)),
-        ("`step`", "TimeStep", "dict"),
+        ("`step`", "the pair (state, TimeStep)"),
     ),
     # What the timesteps hold.
     "observation of another dtype": (
@@ -235,7 +254,11 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     "state with a string": (
         mutant(reset=lambda key: ("start", reset(key)[1])),
-        ("`reset`", "cannot be traced"),
+        ("`reset` returns a str in [0], no array",),
+    ),
+    "state of a plain dataclass": (
+        mutant(reset=lambda key: (Plain(**vars(reset(key)[0])), reset(key)[1])),
+        ("`reset` returns a Plain in [0], no array: put @podracer.struct above it.",),
     ),
     # What only Python can run.
     "if on a traced value": (
@@ -246,7 +269,15 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
             f"(test_check_environment.py, line {branching.__code__.co_firstlineno + 1})",
         ),
     ),
-    "state kept on the object": (Remembering(), ("`reset`", "Leaked")),
+    "float of a traced value": (
+        mutant(step=lambda key, state, action: step(key, state, float(action))),
+        ("`step`", "ConcretizationTypeError: Python needs a number and got a traced value: take "),
+    ),
+    "a range over a traced value": (
+        mutant(step=lambda key, state, action: step(key, state, max(range(action)))),
+        ("`step`", "Python needs a number and got a traced value: take jax.numpy or"),
+    ),
+    "state kept on the object": (Remembering(), ("`reset`", "as on `self`: keep it in the state")),
     "an attribute that counts": (Counting(), ("`step`", "changes from call to call")),
     "random numbers of numpy": (
         mutant(
@@ -255,6 +286,14 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
             )
         ),
         ("`reset`", "drawn with the key"),
+    ),
+    "two equal numbers of a global generator": (
+        mutant(reset=lambda key: reset(jax.random.fold_in(key, random.randrange(1)))),
+        ("`reset` draws from `random` or NumPy", "draw by jax.random, with the key"),
+    ),
+    "two equal numbers of a generator of its own": (
+        Drawing(),
+        ("`reset` draws from `random` or NumPy",),
     ),
     "a mask of another length": (masked((3,), np.bool_), ("bool[2]", "bool[3]")),
     "actions from 1 on": (
@@ -303,6 +342,14 @@ def test_the_good_environment_passes_without_a_compile(compiled: list[str]) -> N
     assert not compiled
     jax.jit(lambda x: x * 3)(jnp.ones(7))  # the listener does hear compiles
     assert compiled
+
+
+def test_an_environment_may_seed_the_generators_that_it_draws_from() -> None:
+    def seeded_reset(key: jax.Array) -> tuple[State, TimeStep]:
+        random.seed(0)
+        return reset(jax.random.fold_in(key, random.randrange(9)))
+
+    assert check_environment(mutant(reset=seeded_reset)) is SPEC
 
 
 def test_who_trains_is_told_before_a_compile_that_no_episode_follows(compiled: list[str]) -> None:

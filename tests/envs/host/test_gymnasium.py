@@ -536,7 +536,10 @@ def local():
         (local(), "define it at the top of a module"),
         (7, "neither a registered id nor something to call"),
         (Spaceless, "has no action_space: set one of gymnasium.spaces"),
-        (Objectives, "has rewards of the shape [2], not a number: of several objectives return a"),
+        (
+            Objectives,
+            "has rewards of the shape [2], not a number: a reward is one number",
+        ),
         (
             functools.partial(Odd, SEEN, spaces.Box(-MOST, MOST, (2,))),
             "finite bounds, low < high in each coordinate",
