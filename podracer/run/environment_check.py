@@ -187,7 +187,12 @@ def _play(
         warnings += [f"no group has the key {key!r}: no network sees it." for key in sorted(unread)]
     for path, leaf in leaves_by_path(spec.observation).items():
         warnings += wrong_scales(f"observation{path}", leaf, largest[path])
+        if largest[path] >= (leaf.num_values or np.inf):
+            errors.append(f"observation{path} reaches its num_values, {leaf.num_values}.")
     errors += _broken_stacks(spec, timesteps)
+    pairs = itertools.pairwise(timesteps)
+    if any((new.first & ~new.last & ~old.last & (new.discount != 0)).any() for old, new in pairs):
+        errors.append("`first` is set where no episode ended, by `last` or a `discount` of 0.")
     if not timesteps[0].first.all():
         errors.append("`reset` must return timesteps with `first` set.")
     figures = _figures(timesteps, num_envs)

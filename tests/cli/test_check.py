@@ -219,6 +219,36 @@ def test_an_environment_in_jax_is_played_too():
         podracer.check_environment(podracer.auto_reset(Steps(reward=np.inf)))
 
 
+class Mixing(Steps):
+    """Begins an episode in the timestep of a time-out, as Gymnasium's old vector environments."""
+
+    def step(self, key, state, action):
+        ended = state >= 2
+        timestep = podracer.transition(jnp.zeros(1), jnp.float32(self.reward))
+        return jnp.where(ended, 0, state + 1), dataclasses.replace(timestep, first=ended)
+
+
+class OutOfValues(Steps):
+    @property
+    def spec(self):
+        states = ArraySpec((), np.int32, num_values=3)
+        return EnvironmentSpec("states", states, Discrete(2))
+
+    def reset(self, key):
+        return jnp.int32(0), podracer.restart(jnp.int32(0))
+
+    def step(self, key, state, action):
+        timestep = podracer.transition(state + 1, jnp.float32(0), terminal=state >= 2)
+        return state + 1, timestep
+
+
+def test_episodes_that_mix_and_numbers_without_a_value_are_refused():
+    with pytest.raises(podracer.ConfigError, match="`first` is set where no episode ended"):
+        podracer.check_environment(Mixing())
+    with pytest.raises(podracer.ConfigError, match="reaches its num_values, 3"):
+        podracer.check_environment(podracer.auto_reset(OutOfValues(), show_terminals=True))
+
+
 # --- the command ---------------------------------------------------------------------------------
 
 
