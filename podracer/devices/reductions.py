@@ -21,6 +21,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Float32, Integer, Shaped
 
 from podracer.devices.fused import is_for
+from podracer.errors import ConfigError
 from podracer.fields import struct, unchecked
 from podracer.types import PyTree
 
@@ -118,7 +119,10 @@ def _grad_of_total(
 
     def total(*args: Any) -> tuple[jax.Array, Any]:
         with jax.named_scope("loss"):
-            value, aux = loss(*args)
+            result: Any = loss(*args)
+        if not (isinstance(result, tuple | list) and len(result) == 2):
+            raise ConfigError("The loss of `global_grad` must return the pair (loss, aux).")
+        value, aux = result
         if isinstance(value, MaskedMean) and not is_all:
             return value.total, (value.share, aux)
         return value.value if isinstance(value, MaskedMean) else value, (None, aux)

@@ -104,6 +104,10 @@ def misspelled(self, state, trajectory, key, axis):
     return state.shared["polcy"]
 
 
+def total(shared):
+    return shared["policy"].sum()
+
+
 BROKEN: dict[str, tuple[Any, str]] = {
     # What it raises.
     "KeyError": (
@@ -128,6 +132,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "random numbers of NumPy": (
         agent(init=lambda *_: LearnerState({"policy": jnp.zeros(random.randrange(1, 2))})),
         "Mine.init draws from `random` or NumPy, and its first numbers would be compiled: draw by",
+    ),
+    "a loss without aux": (
+        agent(learn=lambda _, state, *args: podracer.global_grad(total, state.shared, axis=None)),
+        "The loss of `global_grad` must return the pair (loss, aux).",
     ),
     "a distribution alone": (
         agent(distribution=lambda self, params, carry, timestep: timestep.observation),
