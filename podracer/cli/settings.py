@@ -118,7 +118,7 @@ class Setting(NamedTuple):
     @property
     def is_part(self) -> bool:
         """Whether the value has settings of its own; a schedule is one value."""
-        return dataclasses.is_dataclass(self.value) and not kind_of(self.hint).reads_texts
+        return dataclasses.is_dataclass(type(self.value)) and not kind_of(self.hint).reads_texts
 
     @property
     def choices(self) -> dict[str, type]:
