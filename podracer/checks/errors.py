@@ -27,7 +27,6 @@ _HINTS = {  # by a part of an error's type and text
     "ConcretizationTypeError": _NO_NUMBER,
     "TracerIntegerConversionError": _NO_NUMBER,
     "Shapes must be 1D": _NO_NUMBER,
-    "FrozenInstanceError": "a field cannot be assigned: take dataclasses.replace",
     "Leaked trace": "what the call computes is kept beyond it, as on `self`: keep it in the state",
 }
 _LIBRARIES = sys.stdlib_module_names | {
@@ -79,10 +78,7 @@ def trace(place: str, function: Any, *args: Any, owner: Any = None) -> tuple[Clo
             raise ConfigError(f"{place} cannot be traced: {describe_error(error)}") from error
         if _generator_states(owner) == states:
             return result
-    raise ConfigError(
-        f"{place} draws from `random` or NumPy, and its first numbers would be compiled: draw by "
-        "jax.random, with the key."
-    )
+    raise ConfigError(f"{place} draws from `random` or NumPy: draw by jax.random, with the key.")
 
 
 def _generator_states(owner: Any) -> str:

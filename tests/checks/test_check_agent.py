@@ -131,7 +131,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     ),
     "random numbers of NumPy": (
         agent(init=lambda *_: LearnerState({"policy": jnp.zeros(random.randrange(1, 2))})),
-        "Mine.init draws from `random` or NumPy, and its first numbers would be compiled: draw by",
+        "Mine.init draws from `random` or NumPy: draw by jax.random, with the key.",
     ),
     "a loss without aux": (
         agent(learn=lambda _, state, *args: podracer.global_grad(total, state.shared, axis=None)),
