@@ -116,12 +116,12 @@ class Writers(Callback):
 
 
 class Function(Callback):
-    """Calls a function of the `Boundary`; the run ends where it returns True."""
+    """Calls a function of the `Boundary`, which returns what `on_boundary` does."""
 
-    def __init__(self, function: Callable[[Boundary], bool | None]) -> None:
+    def __init__(self, function: Callable[[Boundary], Any]) -> None:
         self._function = function
 
-    def on_boundary(self, run: Run) -> bool | None:
+    def on_boundary(self, run: Run) -> Wish | bool | None:
         return self._function(run.boundary())
 
 
