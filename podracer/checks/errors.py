@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import sys
 import traceback
 from dataclasses import is_dataclass
@@ -54,8 +53,8 @@ def trace(place: str, function: Any, *args: Any, owner: Any = None) -> tuple[Clo
     """Return the program of a user's code that returns arrays, and their shapes.
 
     Raises `ConfigError` with the error and the line by which it failed, for a leaf that JAX does
-    not take, and where it draws from the generators of `random`, of NumPy or in attributes of
-    `owner`, and does not seed them.
+    not take, and where it draws from NumPy's global generator or those in attributes of `owner`,
+    and does not seed them. Draws from `random` are allowed: beartype chooses by them what to check.
     """
 
     def checked(*args: Any) -> Any:
@@ -78,14 +77,14 @@ def trace(place: str, function: Any, *args: Any, owner: Any = None) -> tuple[Clo
             raise ConfigError(f"{place} cannot be traced: {describe_error(error)}") from error
         if _generator_states(owner) == states:
             return result
-    raise ConfigError(f"{place} draws from `random` or NumPy: draw by jax.random, with the key.")
+    raise ConfigError(f"{place} draws from NumPy's generators: draw by jax.random, with the key.")
 
 
 def _generator_states(owner: Any) -> str:
     # Not `vars`, which makes a dictionary where there is none: JAX's check of leaks fails by it.
     parts = [x.values() if isinstance(x, dict) else (x,) for x in gc.get_referents(owner)]
     states = [x.bit_generator.state for p in parts for x in p if isinstance(x, np.random.Generator)]
-    return f"{random.getstate()} {np.random.get_state()} {states}"  # noqa: NPY002
+    return f"{np.random.get_state()} {states}"  # noqa: NPY002
 
 
 def type_text(leaf: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from functools import partial
 from typing import Any
 
@@ -130,8 +129,8 @@ BROKEN: dict[str, tuple[Any, str]] = {
         "Python needs a number and got a traced value: take jax.numpy or podracer.static",
     ),
     "random numbers of NumPy": (
-        agent(init=lambda *_: LearnerState({"policy": jnp.zeros(random.randrange(1, 2))})),
-        "Mine.init draws from `random` or NumPy: draw by jax.random, with the key.",
+        agent(init=lambda *_: LearnerState({"policy": jnp.zeros(np.random.rand(2).shape)})),  # noqa: NPY002
+        "Mine.init draws from NumPy's generators: draw by jax.random, with the key.",
     ),
     "a loss without aux": (
         agent(learn=lambda _, state, *args: podracer.global_grad(total, state.shared, axis=None)),
