@@ -177,6 +177,8 @@ class Experiment:
 
     def check(self) -> None:
         """Raise `ConfigError` for values out of range."""
+        if isinstance(self.driver, type):
+            raise ConfigError(refusal("Experiment.driver", self.driver, AnakinConfig))
         check_ranges(self, "")
         steps, driver = self.driver.steps_per_update, self.driver
         if steps > _MAX_STEPS:

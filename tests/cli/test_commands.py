@@ -279,6 +279,9 @@ value = 3
 def unbuilt():
     from podracer import A2C, AnakinConfig, Experiment
     return Experiment(environment="catch", agent=A2C, driver=AnakinConfig(), frames=9_999)
+def undriven():
+    from podracer import A2C, AnakinConfig, Experiment
+    return Experiment(environment="catch", agent=A2C(), driver=AnakinConfig, frames=9_999)
 """,
     "script.py": "import sys\n\nsys.exit(0)\n",
     "half.json": "{",
@@ -297,6 +300,7 @@ MISTAKES_IN_FILES = [
     ("train script:f", "script cannot be imported: SystemExit: 0 (script.py, line 3)."),
     ("check script:f", "There is no environment 'script:f': SystemExit: 0 (script.py, line 3)."),
     ("train own:unbuilt", "Experiment.agent cannot be the class A2C: write A2C(...)."),
+    ("train own:undriven", "Experiment.driver cannot be the class AnakinConfig: write Anak"),
     ("train own:leaves", "the recipe own:leaves raised SystemExit: done (own.py, line 5)."),
     ("train catch --environment gymnasium:script:A-v0", "cannot be imported: SystemExit: 0"),
     ("train --frames 100 catch", "'catch' is a recipe: write its name before the flags."),

@@ -22,7 +22,7 @@ BUDGETS = {
     "agents": 6460,
     "checks": 740,
     "cli": 2310,
-    "config": 580,
+    "config": 590,
     "devices": 1880,
     "drivers": 4100,
     "envs": 3290,

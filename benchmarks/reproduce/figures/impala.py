@@ -9,20 +9,18 @@ SOLVED = 18.0
 
 
 def cases(scale: Scale) -> list[Case]:
-    """Return a run of Pong for each seed; none on a laptop."""
-    if scale == "laptop":
-        return []
+    """Return a run of Pong for each seed; one on a laptop."""
     return [
         Case(
             f"pong-{seed}",
             (
-                ("train", "pong_impala", "--frames", "10000000", "--seed", str(seed),
+                ("train", "pong_impala", "--seed", str(seed),
                  "--run-dir", f"{{folder}}/pong-{seed}"),
             ),
             learning_curve(f"pong-{seed}"),
             timed=False,
         )
-        for seed in SEEDS
+        for seed in (SEEDS[:1] if scale == "laptop" else SEEDS)
     ]  # fmt: skip
 
 
@@ -49,11 +47,9 @@ FIGURE = Figure(
     claim="Sebulba with V-trace easily reproduces the results of IMPALA; no scores are given.",
     measures="learning",
     axes=Axes("steps", "return"),
-    run="On an accelerator `podracer train pong_impala` for 10 M steps, three seeds. A laptop "
-    "would need hours.",
+    run="`podracer train pong_impala`, 6 M steps: three seeds on an accelerator, one on a laptop, "
+    "where it takes about an hour.",
     cases=cases,
     curves=curves,
     judge=judge,
-    impossible="One game takes 10 M steps, hours on a laptop; an accelerator runs it with "
-    "`python -m benchmarks.reproduce impala --scale accelerator`.",
 )
