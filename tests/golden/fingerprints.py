@@ -68,7 +68,7 @@ LOCK_STEP = (
     "cartpole_dqn", "cartpole_pqn", "cartpole_rainbow", "memory_r2d2", "pendulum_ddpg",
     "pendulum_sac", "pendulum_muzero", "pendulum_qt_opt", "pendulum_recurrent_sac",
 )  # fmt: skip
-SEBULBA = {"cartpole_sebulba": 6, "pong_impala": 2}
+SEBULBA = {"atari_impala": 2, "cartpole_sebulba": 6}
 
 
 def runs(directory: Path) -> dict[str, Callable[[], str]]:
