@@ -141,13 +141,13 @@ def _check_reduces(
     program = jax.shard_map(
         ordered, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False
     )
-    jaxpr = trace(f"{agent.name}.learn on devices", program, state, trajectory, key)[0].jaxpr
+    traced, _ = trace(f"{agent.name}.learn on several devices", program, state, trajectory, key)
     differs = [
         group is not state.shared
         for group in (state.shared, state.local, trajectory, key)
         for _ in jax.tree.leaves(group)
     ]
-    are_different = _differing(jaxpr, differs)
+    are_different = _differing(traced.jaxpr, differs)
     different = [p for p, x in zip(leaves_by_path(state.shared), are_different, strict=True) if x]
     if different:
         raise ConfigError(

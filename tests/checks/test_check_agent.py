@@ -305,7 +305,9 @@ def test_learners_that_stay_equal_are_not(learn):
 
 
 def test_what_fails_on_several_devices_alone_is_named():
-    with pytest.raises(ConfigError, match=r"Mine\.learn on devices cannot be traced.*batch"):
+    with pytest.raises(
+        ConfigError, match=r"Mine\.learn on several devices cannot be traced.*batch"
+    ):
         check(agent(learn=naming_another_axis), num_devices=2)
 
 

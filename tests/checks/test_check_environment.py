@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -346,8 +345,8 @@ def test_the_good_environment_passes_without_a_compile(compiled: list[str]) -> N
 
 def test_an_environment_may_seed_the_generators_that_it_draws_from() -> None:
     def seeded_reset(key: jax.Array) -> tuple[State, TimeStep]:
-        random.seed(0)
-        return reset(jax.random.fold_in(key, random.randrange(9)))
+        np.random.seed(0)  # noqa: NPY002
+        return reset(jax.random.fold_in(key, np.random.randint(9)))  # noqa: NPY002
 
     assert check_environment(mutant(reset=seeded_reset)) is SPEC
 
