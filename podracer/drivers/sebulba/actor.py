@@ -44,7 +44,7 @@ class Rollout:
     seconds: dict[str, float]  # seconds in each stage of the actor
     faults: dict[str, int]  # rows of bad data by kind, since the actor started
     first_faults: dict[str, str]  # a line on the first of each kind
-    env_state: PyTree  # snapshot of the environments, () if they cannot be saved
+    env_state: PyTree  # snapshot of the environments, () where no checkpoint holds it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +80,10 @@ class Actor:
         self.rollouts = rollouts
         self.num_rollouts = 0  # finished
         self._env, self._programs, self._config = env, programs, config
-        # Checkpoints hold states of environments in JAX alone. Copies of others may be expensive.
-        is_stored = context.start.timestep is not None
-        self._is_saved = features(env).snapshot is not None and (is_stored or not on_device)
         step = context.first_update * config.rollout_length
         timestep = context.start.timestep
+        # Checkpoints hold states of environments in JAX alone. Copies of others may be expensive.
+        self._is_saved = timestep is not None
         masked = np.zeros(len(context.indices), bool)
         self._masked = masked if timestep is None else np.asarray(timestep.first & timestep.last)
         intake = DeviceIntake if on_device else HostIntake
@@ -197,7 +196,7 @@ class Actor:
         """Return a snapshot of the environments, the rows of bad data by kind, and the first."""
         env_state, optional = (), features(self._env)
         if self._is_saved and optional.snapshot is not None:
-            env_state = self._intake.snapshot(optional.snapshot())
+            env_state = optional.snapshot()
         faults = Counter(self._intake.validator.faults)
         faults.update(optional.faults)
         first_faults = {**optional.first_faults, **self._intake.validator.first_faults}

@@ -17,9 +17,8 @@ from jaxtyping import Array, Bool, Int32, UInt32
 
 from podracer.devices.mesh import Device
 from podracer.drivers.sebulba.layout import Packed, TimestepLayout
-from podracer.drivers.sebulba.trajectory import copy_tree
 from podracer.drivers.sebulba.validator import KINDS, TimestepValidator, find_faults, mask_rows
-from podracer.envs.host.dlpack import from_device, take_timestep
+from podracer.envs.host.dlpack import take_timestep
 from podracer.fields import struct
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
 
@@ -50,10 +49,6 @@ class HostIntake:
     def action(self, action: PyTree) -> Any:
         """Return actions for the environments, once the program that chose them has ended."""
         return np.asarray(action)
-
-    def snapshot(self, state: PyTree) -> PyTree:
-        """Return a state of the environments in arrays that a checkpoint can hold."""
-        return state
 
     def count_faults(self) -> None:
         """Bring the validator's count of faults up to date."""
@@ -89,9 +84,6 @@ class DeviceIntake:
     def action(self, action: PyTree) -> Any:
         jax.block_until_ready(action)  # the timestep's memory was read until then
         return action if self._home == self._device else jax.device_put(action, self._home)
-
-    def snapshot(self, state: PyTree) -> PyTree:
-        return jax.block_until_ready(copy_tree(from_device(self._name, state)))
 
     def count_faults(self) -> None:
         faults = np.asarray(self._state.faults).tolist()

@@ -49,7 +49,7 @@ from podracer.run.training import train
 pytestmark = pytest.mark.timeout(120)  # what hangs fails
 OWN_PROGRAMS = True  # of the fixture `once`
 
-ENVIRONMENT = ("make", "reset", "step", "snapshot")
+ENVIRONMENT = ("make", "reset", "step")
 ACTOR = ("inference", "finish", "transfer", "waits for parameters", "waits for room")
 LEARNER = ("on_mesh", "update", "publish", "fetch", "waits for trajectories")
 PATIENCE = 30  # seconds, after which what hangs is let go
@@ -382,7 +382,7 @@ def hanging(place, visit, seconds=PATIENCE):
 
 
 @pytest.mark.figure(6)
-@variants("place", ["step"], ["reset", "snapshot"])
+@variants("place", ["step"], ["reset"])
 def test_an_environment_that_hangs_is_named_with_all_stacks(place, once, capfd):
     with hanging(place, 2) as injector:
         outcome = attempt(once, injector, env_timeout_seconds=0.3)
@@ -404,7 +404,7 @@ def test_random_hangs_are_named(once, cases):
     deadline, late = 0.3, []
     for number in cases(range(50)):
         dice = random.Random(number)
-        place = dice.choice(["reset", "step", "snapshot"])
+        place = dice.choice(["reset", "step"])
         visit = dice.randint(1, 2) if place == "reset" else dice.randint(1, 20)
         with hanging(place, visit) as injector:
             outcome = attempt(once, injector, env_timeout_seconds=deadline)
