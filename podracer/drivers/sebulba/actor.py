@@ -56,7 +56,7 @@ class ActorContext:
     learners: list[Device]  # devices of this host
     indices: UInt32[np.ndarray, " b"]  # numbers of its environments within the run
     first_update: int  # number of updates done when the run began or was resumed
-    seed: int
+    seed: Any  # for environments in JAX the run's key, else the last word of it
     start: ActorState  # [b, ...], numpy; a timestep of None begins with a reset
 
 

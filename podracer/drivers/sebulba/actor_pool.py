@@ -19,6 +19,7 @@ from podracer.drivers.sebulba.supervisor import Stragglers, Supervisor
 from podracer.drivers.sebulba.trajectory import ActorPrograms
 from podracer.drivers.state import TrainState, reset_episode_totals
 from podracer.environment import HostEnvironment, HostEnvironments, call_environment, features
+from podracer.envs.host.device import DeviceEnvironments
 from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import PyTree
 
@@ -154,7 +155,8 @@ def make_actor_pool(
         rows = slice(num_rows * host, num_rows * (host + 1))
         start = jax.tree.map(lambda x: np.asarray(x)[rows], start)
     key_data = on_one_device(jax.random.key_data(state.key))
-    run_key, seed = jax.random.wrap_key_data(key_data), int(jax.device_get(key_data)[-1])
+    run_key, last_word = jax.random.wrap_key_data(key_data), jax.device_get(key_data)[-1]
+    seed = run_key if isinstance(env, DeviceEnvironments) else int(last_word)
     first_update, actors = int(jax.device_get(state.update)), list[Actor]()
     for thread, queue in enumerate(rollout_queues(config, split.threads, state)):
         indices = environment_indices(split, thread, host)

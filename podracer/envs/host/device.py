@@ -6,7 +6,6 @@ It draws the same random numbers as under Anakin, so lock-step Sebulba computes 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,8 @@ import numpy as np
 from podracer.environment import Environment, HostEnvironments
 from podracer.rollout import Purpose, environment_keys, purpose_key
 from podracer.types import EnvironmentSpec, EnvState, TimeStep
+
+Seed = int | jax.Array  # or a run's key, of which a number would be a part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,14 +52,13 @@ class DeviceBatch:
 
         self._step = jax.jit(step)
         self._state: EnvState = ()
-        self._keys: Any = None
         self._steps = 0
 
-    def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
+    def reset(self, seed: Seed, indices: np.ndarray, start: int) -> TimeStep:
         """Reset all environments: as Anakin does at the start, with other keys when resumed."""
         with jax.default_device(self._device):
             self._seed(seed, indices, start)
-            key = purpose_key(jax.random.key(seed), Purpose.RESET)
+            key = purpose_key(self._run_key, Purpose.RESET)
             steps = jnp.asarray([start], jnp.uint32)
             keys = environment_keys(key, jnp.asarray(indices), steps)[0]
             self._state, timestep = self._reset(keys)
@@ -76,7 +76,7 @@ class DeviceBatch:
         """Return the states of all environments, as Anakin keeps them."""
         return self._state
 
-    def restore(self, seed: int, indices: np.ndarray, start: int, state: EnvState) -> None:
+    def restore(self, seed: Seed, indices: np.ndarray, start: int, state: EnvState) -> None:
         """Continue from a snapshot, `start` steps into the run."""
         with jax.default_device(self._device):
             self._seed(seed, indices, start)
@@ -85,7 +85,9 @@ class DeviceBatch:
     def close(self) -> None:
         self._state = ()
 
-    def _seed(self, seed: int, indices: np.ndarray, start: int) -> None:
-        key = purpose_key(jax.random.key(seed), Purpose.STEP)
+    def _seed(self, seed: Seed, indices: np.ndarray, start: int) -> None:
+        is_key = isinstance(seed, jax.Array)
+        self._run_key = jax.device_put(seed, self._device) if is_key else jax.random.key(seed)
+        key = purpose_key(self._run_key, Purpose.STEP)
         self._keys = jax.vmap(lambda index: jax.random.fold_in(key, index))(jnp.asarray(indices))
         self._steps = start

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from agents import AGENTS, SMALL, blueprint, environment_for
 from hosts import CounterBatch, Counters, slow
-from runs import actor_threads, sebulba_setup, train_sebulba
+from runs import actor_threads, anakin_setup, sebulba_setup, train_anakin, train_sebulba
 from variants import variants
 
 from podracer import recipes
@@ -111,6 +111,17 @@ def test_a_fused_recipe_equals_lock_step_without_its_fused_form(name, tmp_path):
         digests = {fingerprint(train(run, run_dir=tmp_path / run.arch).state)
                    for run in (anakin_run, sebulba_run)}  # fmt: skip
     assert len(digests) == 1
+
+
+def test_both_words_of_a_key_count_in_lock_step():
+    """Keys that were split or folded have two; keys of seeds have one."""
+    key = jax.random.fold_in(jax.random.key(7), 1)
+    anakin, _ = anakin_setup(PPO(network=SMALL))
+    sebulba, _ = sebulba_setup(PPO(network=SMALL), make("catch"), policy_lag=0, threads_per_actor=1)
+    with optimized():
+        expected, _ = train_anakin(anakin, anakin.init(key), 2)
+        got, _ = train_sebulba(sebulba, sebulba.init(key), 2)
+    check_equal(got.actor.env_state, expected.actor.env_state)
 
 
 @pytest.mark.slow
