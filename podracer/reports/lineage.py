@@ -70,7 +70,8 @@ def lineage_figures(name: str, path: Path, experiment: Mapping[str, Any]) -> str
     """Draw the lineage of a run's pods by their number and by each varied hyperparameter.
 
     `experiment` is the run's own as JSON. Returns nothing for a run without a selection. The best
-    pod stands out with its ancestors, if one has a return.
+    pod stands out with its ancestors, if one has a return. A later round of a tournament goes on
+    with the updates of the one before, which has chosen its first hyperparameters.
     """
     records = read_metrics(path / "pods.jsonl") if has_selection(experiment) else []
     selections = [record for record in records if PARENT in record]
@@ -78,12 +79,14 @@ def lineage_figures(name: str, path: Path, experiment: Mapping[str, Any]) -> str
         return ""
     names = [x.removeprefix(HYPERPARAMETER) for x in selections[0] if x.startswith(HYPERPARAMETER)]
     starts = [{x["name"]: x["value"] for x in y["hyperparameters"]} for y in experiment["pods"]]
-    steps = [[_Pod(0, number, 0, number, start) for number, start in enumerate(starts)]]
+    chunk = experiment["driver"]["updates_per_chunk"]
+    updates = [(record["updates"] - 1) // chunk * chunk for record in (records[0], *selections)]
+    starts = [{} if updates[0] else start for start in starts]
+    steps = [[_Pod(0, number, updates[0], number, start) for number, start in enumerate(starts)]]
     for step, record in enumerate(selections, 1):
-        updates = step * experiment["exchange"]["every"]
         steps.append(
             [
-                _Pod(step, number, updates, parent,
+                _Pod(step, number, updates[step], parent,
                      {x: record[f"{HYPERPARAMETER}{x}"][number] for x in names})
                 for number, parent in enumerate(record[PARENT])
             ]

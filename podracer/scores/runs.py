@@ -262,6 +262,11 @@ def members_of(run: RunRecords, series: Sequence[dict[str, Any]]) -> list[RunRec
     experiment = {k: v for k, v in run.config.get("experiment", {}).items() if k != "pods"}
     of_run = {record.get("updates"): record for record in run.records}
     shared = {k for r in run.records for k in r if k == "seconds" or group(k) == "time"}
+    earlier_frames = 0  # each pod's before the first record, in earlier rounds of a tournament
+    if series and "frames" in series[0]:
+        whole = of_run.get(series[0]["updates"], {}).get("frames") or 0
+        frames = sum(x or 0 for x in series[0]["frames"])
+        earlier_frames = max(0, whole - frames) // len(pods)
     members = []
     for index, pod in enumerate(pods):
         values = {item["name"]: item["value"] for item in pod["hyperparameters"]}
@@ -271,7 +276,7 @@ def members_of(run: RunRecords, series: Sequence[dict[str, Any]]) -> list[RunRec
         settings = dict(leaves(experiment.get("agent", {})))
         agent = {k: x for k, x in settings.items() if k not in starts} | values
         config = {**run.config, "experiment": {**experiment, "agent": agent, "seed": pod["seed"]}}
-        frames, records = 0, []
+        frames, records = earlier_frames, []
         for record in series:
             values_of_pod = {k: v[index] for k, v in record.items() if k not in ("updates", PARENT)}
             frames += values_of_pod.get("frames") or 0

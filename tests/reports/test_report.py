@@ -186,6 +186,7 @@ def test_a_pod_that_met_a_fault_is_not_the_best(tmp_path):
     np.testing.assert_array_equal(returns, [-200.0, np.nan, np.nan])
     experiment = {
         "exchange": {"kind": "Selection", "every": 4},
+        "driver": {"updates_per_chunk": 4},
         "pods": [{"seed": seed, "hyperparameters": []} for seed in range(3)],
     }
 
@@ -200,6 +201,25 @@ def test_a_pod_that_met_a_fault_is_not_the_best(tmp_path):
     pods, _, winner, ancestors = lines()
     assert winner == ancestors == []
     assert set(pods) == {0, 1, 2, None}
+
+
+def test_the_lineage_of_a_later_round_goes_on_with_its_updates(tmp_path):
+    """What its pods began with, earlier selections have chosen."""
+    rate = [{"name": "rate", "value": 1.0}]
+    experiment = {
+        "exchange": {"kind": "Selection", "every": 4},
+        "driver": {"updates_per_chunk": 2},
+        "pods": [{"seed": seed, "hyperparameters": rate} for seed in range(2)],
+    }
+    selected = {"parent": [0, 0], "hyperparameter_rate": [2.0, 3.0]}
+    for start, first in ((0, [1.0, 1.0]), (20, [None, None])):
+        records = [{"updates": start + 2}, {"updates": start + 6, **selected}]
+        records[-1] |= {"episodes": [8, 8], "episode_return": [1.0, 2.0]}
+        (tmp_path / "pods.jsonl").write_text("".join(json.dumps(x) + "\n" for x in records))
+        drawn = figures(lineage_figures("", tmp_path, experiment))
+        dots = drawn["rate"]["data"][1]
+        assert list(dots["x"]) == [start, start, start + 4, start + 4]
+        assert list(dots["y"]) == [*first, 2.0, 3.0]
 
 
 def test_a_partial_evaluation_is_never_the_best_and_reaches_no_target(tmp_path):

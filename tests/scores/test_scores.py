@@ -158,6 +158,16 @@ def test_a_mean_over_seeds_leaves_out_those_that_diverged():
     assert set(mean) == {2}
 
 
+def test_pods_of_a_later_round_go_on_with_its_frames():
+    """Where the round began they had equally many, as far as is known."""
+    config = {"experiment": {"pods": [{"seed": i, "hyperparameters": []} for i in range(2)]}}
+    whole = [{"updates": 11, "frames": 340}, {"updates": 12, "frames": 370}]
+    series = [{"updates": 11, "frames": [16, 14]}, {"updates": 12, "frames": [16, 14]}]
+    members = members_of(RunRecords("p0r1", config, whole, {}), series)
+    frames = [[record["frames"] for record in member.records] for member in members]
+    assert frames == [[171, 187], [169, 183]]
+
+
 def test_a_pod_has_its_own_start_of_a_schedule_and_a_selection_chooses_it():
     agent = {"learning_rate": {"kind": "Linear", "start": 0.5, "end": 0.0}, "discount": 0.9}
     values = [{"name": "learning_rate", "value": 0.1}, {"name": "discount", "value": 0.8}]
