@@ -2,8 +2,7 @@
 
     selection.choose --Started--> engine --report.json--> leaderboard --view--> selection.choose
 
-Its whole state is in the leaderboard's log, so it may be killed at any moment; `run_tournament`
-continues.
+Its whole state is in the leaderboard's log, so it may be killed at any moment and goes on again.
 Roles of ElegantRL-Podracer (2021, section 3): the pods are the training pool, `pod.score` is the
 evaluator, `_take_in` the updater, the selection rule the generator.
 """
@@ -165,8 +164,11 @@ class Orchestrator:
         self._ready: dict[int, float] = {}  # generation to the time of its first ready pod
         self._shown, self._decided = -1, -1  # numbers of events
         self._next_look = -math.inf
-        for pod in self.state.pods:
-            self._settle(pod)
+        for number, pod in self.state.pods.items():
+            if pod.status == "running" and pod.attempt:  # when an earlier process was killed
+                directory = board.directory / "pods" / f"p{number}r{pod.round}"
+                self._accept(Attempt(number, directory, 0.0), pod.attempt.token, 0)
+            self._settle(number)
 
     @property
     def state(self) -> events.TournamentState:
@@ -269,10 +271,8 @@ class Orchestrator:
             return reason_of_failure(attempt.directory, code) if code else str(error)
         if report is None:
             return reason_of_failure(attempt.directory, code)
-        pod, evaluation = attempt.pod, self.tournament.evaluation
-        submitted = events.Submitted(
-            pod, self.state.pods[pod].round, evaluation=evaluation, **report
-        )
+        round, evaluation = self.state.pods[attempt.pod].round, self.tournament.evaluation
+        submitted = events.Submitted(attempt.pod, round, evaluation=evaluation, **report)
         reason = self.board.submit(submitted)
         return reason and f"its report was refused: {reason}"
 

@@ -355,6 +355,22 @@ def test_killed_before_and_after_every_event_nothing_is_lost_or_counted_twice(
     assert moments == 2 * (events - 1)
 
 
+def test_a_report_counts_though_its_tournament_was_killed_before_it_was_read(tmp_path):
+    class Killed(Pretence):
+        def poll(self):
+            codes = super().poll()
+            if (tmp_path / "pods" / "p1r1" / REPORT).exists():
+                raise SystemError
+            return codes
+
+    with pytest.raises(SystemError):
+        play(tmp_path, engine=Killed())
+    _, engine = play(tmp_path)
+    assert (1, 1) not in engine.attempts
+    assert len(results(tmp_path)) == 16
+    assert not [e for e in read_events(tmp_path) if isinstance(e, Failed)]
+
+
 def test_a_report_of_an_attempt_that_was_replaced_does_not_count(tmp_path):
     class Haunted(Pretence):
         def end(self, token, each):
