@@ -144,6 +144,8 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
         "digest": digest(path),
         "unfinished": unfinished,
     }
+    if read_task(directory, user_experiments).token != task.token:
+        raise StillInUse(f"a later attempt has begun in {directory}: it reports.")
     write_json(directory / REPORT, report)
     return 0
 

@@ -31,6 +31,7 @@ from podracer.io.signals import StopSignals
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.rollout import Purpose, purpose_key
+from podracer.run.resume import Totals
 from podracer.run.setup import make_driver
 from podracer.tournament import pod as pods
 from podracer.tournament import selection
@@ -39,6 +40,7 @@ from podracer.tournament.engine import InlineEngine
 from podracer.tournament.events import Submitted, accepted_entries
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import MACHINE_CODES, Orchestrator
+from podracer.tournament.report import REPORT
 
 SMALL = TorsoNetwork(MLP((16,)))
 STEPS = 16 * 8
@@ -268,6 +270,27 @@ def test_a_checkpoint_that_is_not_the_recorded_one_is_refused(tmp_path):
     assert pods.read_task(directory) == task
     with pytest.raises(CheckpointError, match="not the checkpoint on the leaderboard"):
         pods.run(directory)
+
+
+def test_an_attempt_that_was_replaced_overwrites_no_report(tmp_path, monkeypatch):
+    """It runs on a machine that is cut off, while a later one has the round's directory."""
+    directory = tmp_path / "pods" / "p0r0"
+    directory.mkdir(parents=True)
+    task = pods.Task(0, 0, 9, EXPERIMENT, (), ROUND, None, 1, 8)
+    pods.write_task(directory, task)
+
+    def score(*_):
+        pods.write_task(directory, dataclasses.replace(task, token=10))
+        (directory / REPORT).write_text("the later one's")
+        return np.zeros(8), 0
+
+    monkeypatch.setattr(pods, "score", score)
+    monkeypatch.setattr(pods, "train", lambda *_, **__: SimpleNamespace(exit_code=0))
+    monkeypatch.setattr(pods, "_totals", lambda _: Totals())
+    monkeypatch.setattr(pods, "digest", lambda _: "0" * 64)
+    with pytest.raises(pods.StillInUse, match="a later attempt"):
+        pods.run(directory)
+    assert (directory / REPORT).read_text() == "the later one's"
 
 
 @pytest.mark.figure(13)
