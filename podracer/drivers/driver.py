@@ -18,7 +18,7 @@ from podracer.devices.machine import schedulable_cores
 from podracer.devices.memory import format_bytes, free_bytes
 from podracer.drivers.progress import Orders, Progress, to_progress
 from podracer.drivers.state import RolloutConfig, TrainState
-from podracer.environment import Environment, HostEnvironments, features
+from podracer.environment import Environment, HostEnvironments
 from podracer.errors import ConfigError
 from podracer.evaluate import PolicyKind, ProgramEvaluator, make_evaluator
 from podracer.io.exits import COMPILER
@@ -118,15 +118,9 @@ class Driver(abc.ABC):
     ) -> ProgramEvaluator:
         """Return a function `(state) -> Evaluation`; with `fixed` all play the same episodes.
 
-        Raises `ConfigError` for an agent without a policy, for a simulator that exists once, which
-        training has, and as `make_evaluator` does.
+        Raises `ConfigError` for an agent without a policy, and as `make_evaluator` does.
         """
         check_policy(self.agent, "take `evaluations=0`")
-        if features(self.env).shared:
-            raise ConfigError(
-                f"{self.env.spec.name} exists once, and training has it: take `evaluations=0`, and "
-                "`podracer eval` afterwards."
-            )
         play = make_evaluator(self.agent, self.env, episodes, policy=policy, epsilon=epsilon)
 
         def inputs(state: TrainState) -> tuple[Any, ...]:

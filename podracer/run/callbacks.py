@@ -12,6 +12,7 @@ import jax
 
 from podracer.devices.mesh import gather_texts
 from podracer.drivers.driver import CompileInThread
+from podracer.environment import features
 from podracer.errors import ConfigError
 from podracer.io.attachments import Attachment, MakeAttachment, find_attachments
 from podracer.io.entry_points import installed
@@ -30,6 +31,11 @@ class Evaluator(Callback):
     """Evaluates where that is due, adds the result to the record, and saves the best one."""
 
     def check(self, run: Run) -> None:
+        if features(env := run.driver.env).shared:
+            raise ConfigError(
+                f"{env.spec.name} exists once, and training has it: take `evaluations=0`, and "
+                "`podracer eval` afterwards."
+            )
         self._play = make_evaluator(run.experiment, run.driver)
         self._compile = CompileInThread(self._play.lower)
 

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import (
-    KINDS,
-    kinds_of,
-    of_this_version,
-    read_config,
-    to_json,
-)
+from podracer.config.serialization import KINDS, kinds_of, of_this_version, read_config, to_json
 from podracer.errors import CheckpointError, ConfigError, PodracerError
 from podracer.io.code import installed_versions
 from podracer.io.differences import differences

@@ -23,6 +23,8 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.errors import ConfigError, EnvironmentFault
+from podracer.tournament.config import Tournament
+from podracer.tournament.orchestrator import run_tournament
 from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
 
 EXTENSIONS = Path(__file__).parents[3] / "examples" / "extensions"
@@ -339,6 +341,15 @@ def test_one_simulator_trains_and_is_evaluated_afterwards(lag, counted, tmp_path
     evaluate = podracer.make_evaluator(agent, experiment.environment, 6)
     returns = evaluate(agent.actor_params(state), jax.random.key(0)).returns
     assert returns.shape == (6,)
+    assert counted.most == 1
+
+
+def test_pods_of_a_tournament_are_scored_in_a_simulator_that_exists_once(counted, tmp_path):
+    """Its training has closed the one that it had."""
+    tournament = Tournament(
+        (once(),), pods=1, rounds=1, round_frames=400, episodes=6, engine="inline"
+    )
+    assert run_tournament(tournament, tmp_path) == 0
     assert counted.most == 1
 
 
