@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -16,6 +17,7 @@ from podracer.fields import bounded
 from podracer.networks import Head, Network
 from podracer.networks.layers import ACTIVATIONS, Activation, HeadLayers, Linear, as_float, cast
 from podracer.networks.network import as_params
+from podracer.networks.torsos import unscaled
 from podracer.types import Params, PyTree
 from podracer_agents.batch_norm import BatchNorm
 from podracer_agents.spherical import (
@@ -82,17 +84,19 @@ class NormalizedMLP:
             return _Layers(self, size, heads, key=jax.random.split(key, 1)[0])
 
         init, static = as_params(make)
+        as_inputs = partial(jax.tree.map, unscaled, observation)
 
         def apply(params: Params, carry: Any, observation: PyTree, first: jax.Array) -> Any:
             T, B = first.shape
-            flat = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), observation)
+            flat = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), as_inputs(observation))
             outputs = eqx.combine(params, static)(flat)
             return {name: x.reshape(T, B, -1) for name, x in outputs.items()}, ()
 
         def apply_batch(
             params: Params, observation: PyTree, weights: jax.Array, axis: str | None
         ) -> tuple[dict[str, jax.Array], Params]:
-            outputs, layers = eqx.combine(params, static).learn(observation, weights, axis)
+            layers = eqx.combine(params, static)
+            outputs, layers = layers.learn(as_inputs(observation), weights, axis)
             return outputs, eqx.filter(layers, eqx.is_array)
 
         learn = apply_batch if self.batch_norm else None

@@ -17,10 +17,12 @@ from walk import begin, built, close, learn, methods_of, slow
 from podracer.devices.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
 from podracer.devices.reductions import global_grad
 from podracer.errors import ConfigError
+from podracer.networks import Head
 from podracer.ops.action_values import Atoms
 from podracer.ops.distributions import SquashedNormal
 from podracer.replay import Replay
 from podracer.schedules import Linear
+from podracer.types import ArraySpec
 from podracer_agents.batch_norm import WARMUP_BATCHES, BatchNorm
 from podracer_agents.networks import NormalizedMLP
 from podracer_agents.sac import crossq, flash_sac, simbav2
@@ -384,6 +386,20 @@ def test_rewards_are_divided_by_the_deviation_or_the_largest_of_returns():
     np.testing.assert_allclose(
         by_deviation.n_step_return * np.std(sums), raw.n_step_return, 1e-4, 1e-6
     )
+
+
+@pytest.mark.parametrize("options", [BATCH_NORM, SPHERICAL])
+def test_bytes_that_are_no_pixels_are_taken_as_they_are(options):
+    x = np.array([[[1, 0, 2], [0, 3, 1]]], np.uint8)
+    builder, first, results = NormalizedMLP((8,), **options), jnp.zeros((1, 2), bool), []
+    for numbers in (x, x.astype(np.float32)):
+        network = builder.build(ArraySpec((3,), numbers.dtype), {"y": Head(2)})
+        params, observation = network.init(jax.random.key(0)), jnp.asarray(numbers)
+        results.append(network.apply(params, (), observation, first)[0]["y"][0])
+        if network.apply_batch is not None:
+            batch = network.apply_batch(params, observation[0], jnp.ones(2), None)
+            results[-1] = (results[-1], batch)
+    close(*results)
 
 
 def test_parts_that_do_not_divide_the_outputs_are_refused():
