@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from podracer.errors import ConfigError
 from podracer.networks import Head, Network, ResNet, TorsoNetwork
 from podracer.networks.convolutions import Convolution
 from podracer.types import Params, PyTree
@@ -30,7 +31,12 @@ class Spectral:
     """Network with residual blocks, without the normalization."""
 
     def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network:
-        """Return the network for an observation, a tree of `ArraySpec`."""
+        """Return the network for an observation. Raises `ConfigError` without residual blocks."""
+        if not isinstance(self.network.torso, ResNet):
+            raise ConfigError(
+                "Spectral normalizes residual blocks, which a "
+                f"{type(self.network.torso).__name__} has not: take TorsoNetwork(ResNet())."
+            )
         network = self.network.build(observation, heads)
 
         def apply(params: Params, *args: Any, **kwargs: Any) -> Any:
@@ -40,19 +46,33 @@ class Spectral:
 
 
 def normalize(params: Params) -> Params:
-    """Return parameters whose convolutions of as many inputs as outputs have a norm of 1.
+    """Return parameters whose convolutions in residual blocks have a norm of 1.
 
-    These are the ones of residual blocks. Those of many blocks are stacked along a first axis.
+    The first convolution of a stage is in none of its blocks. Those of many blocks are stacked
+    along a first axis.
     """
 
     def divide(layer: Any) -> Any:
-        if not isinstance(layer, Convolution) or layer.weight.shape[-2] != layer.weight.shape[-1]:
+        if not isinstance(layer, Convolution):
             return layer
         is_stacked = layer.weight.ndim > 4
         weight = (jax.vmap(_to_norm_one) if is_stacked else _to_norm_one)(layer.weight)
         return eqx.tree_at(lambda x: x.weight, layer, weight)
 
-    return jax.tree.map(divide, params, is_leaf=lambda x: isinstance(x, Convolution))
+    def divide_blocks(stage: Any) -> Any:
+        if not _is_stage(stage):
+            return stage
+        first, *blocks = stage
+        is_layer = lambda x: isinstance(x, Convolution)  # noqa: E731
+        return (first, *jax.tree.map(divide, blocks, is_leaf=is_layer))
+
+    return jax.tree.map(divide_blocks, params, is_leaf=_is_stage)
+
+
+def _is_stage(part: Any) -> bool:
+    """Return whether a part of the parameters are the layers of a stage of a `ResNet`."""
+    layer = part[0] if isinstance(part, tuple) and part else None
+    return isinstance(getattr(layer, "layer", layer), Convolution)
 
 
 def _to_norm_one(weight: jax.Array) -> jax.Array:

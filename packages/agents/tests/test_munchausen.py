@@ -15,7 +15,8 @@ from walk import ACTIONS, B, Walk, built, close, methods_of, slow
 from podracer.agents.common import off_policy
 from podracer.agents.dqn import DQN
 from podracer.environment import auto_reset
-from podracer.networks import MLP, Head, ResNet, TorsoNetwork
+from podracer.errors import ConfigError
+from podracer.networks import CNN, MLP, Head, ResNet, TorsoNetwork
 from podracer.networks.convolutions import Convolution
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.action_values import Atoms, Mean, Quantiles
@@ -168,7 +169,7 @@ def test_close_singular_values_make_the_spectral_norm_half_a_percent_too_small_a
 
 @pytest.mark.parametrize("blocks", [1, 3])  # 3 and more are stacked
 def test_convolutions_of_residual_blocks_have_norm_one_and_others_stay(blocks):
-    network = TorsoNetwork(ResNet((4,), blocks, hidden=0))
+    network = TorsoNetwork(ResNet((4, 4), blocks, hidden=0))
     params = network.build(ArraySpec((5, 6, 2)), {"y": Head(2)}).init(jax.random.key(0))
     params = jax.tree.map(lambda x: 5.0 * x, params)
     layers, normalized = (
@@ -178,14 +179,19 @@ def test_convolutions_of_residual_blocks_have_norm_one_and_others_stay(blocks):
     pairs = [
         pair for pair in zip(layers, normalized, strict=True) if isinstance(pair[0], Convolution)
     ]
-    first, *of_blocks = pairs
-    close(*first)
-    assert len(of_blocks) == 2
-    for old, new in of_blocks:
+    assert len(pairs) == 6
+    for first in pairs[::3]:  # of each of the two stages
+        close(*first)
+    for old, new in pairs[1::3] + pairs[2::3]:
         for weight in new.weight.reshape(-1, *new.weight.shape[-4:]):
             singular_values = np.linalg.svd(np.reshape(weight, (-1, 4)), compute_uv=False)
             np.testing.assert_allclose(singular_values[0], 1.0, rtol=1e-3)
         close(old.bias, new.bias)
+
+
+def test_spectral_normalization_without_residual_blocks_is_refused():
+    with pytest.raises(ConfigError, match="residual blocks, which a CNN has not"):
+        Spectral(TorsoNetwork(CNN())).build(ArraySpec((84, 84, 4)), {"y": Head(2)})
 
 
 def test_a_spectral_network_does_not_depend_on_the_scale_of_its_blocks_weights():
