@@ -27,6 +27,7 @@ from podracer.environment import auto_reset
 from podracer.networks import MLP, ResNet, TorsoNetwork
 from podracer.replay import Replay, Sample
 from podracer.types import (
+    ACTION_MASK,
     ArraySpec,
     Continuous,
     Discrete,
@@ -407,6 +408,27 @@ def test_search_finds_the_better_action_of_a_model_that_is_known(monkeypatch):
     assert (np.asarray(action) == 2).all()
     assert (np.asarray(extras["policy"]).argmax(-1) == 2).all()
     np.testing.assert_allclose(extras["policy"].sum(-1), 1.0, rtol=1e-5)
+
+
+def test_a_mask_that_allows_nothing_changes_nothing_of_a_search():
+    """At a time-out there is no action, but a value to bootstrap from."""
+    zeros, logits = jnp.zeros(1), jnp.zeros((1, ACTIONS))
+    root = gumbel.RootFnOutput(prior_logits=logits, value=zeros, embedding=zeros)
+
+    def step(params, key, action, state):
+        output = {"reward": 1.0 * action, "discount": zeros, "prior_logits": logits, "value": zeros}
+        return gumbel.RecurrentFnOutput(**output), state
+
+    @jax.jit
+    def search(mask):
+        observation = {ACTION_MASK: mask}
+        return gumbel.gumbel_search(
+            (), jax.random.key(0), root, step, observation, VECTORS, explore=False
+        )
+
+    nothing, all_actions = search(logits > 0), search(logits == 0)
+    close(nothing, all_actions)
+    close(nothing[2], (0 + 1 + 2) / (3 + 1))
 
 
 def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():

@@ -72,8 +72,8 @@ def gumbel_search(
     """Search from the root of one environment, all leaves `[1, ...]`.
 
     Returns the action i32 [], the improved policy f32 `[A]` and the root's value f32 []. Actions
-    that the observation's action mask excludes are never chosen. Without `explore` the search
-    adds no Gumbel noise.
+    that the observation's action mask excludes are never chosen, but one that excludes all counts
+    for nothing. Without `explore` the search adds no Gumbel noise.
 
     A node rescales the values of its actions to [0, 1], from a range of at least `min_value_range`:
     with mctx's 1e-8 even the smallest differences are stretched to it.
@@ -85,7 +85,7 @@ def gumbel_search(
         root,
         recurrent_fn,
         settings.num_simulations,
-        invalid_actions=None if mask is None else ~mask,
+        invalid_actions=None if mask is None else ~mask & jnp.any(mask, axis=-1, keepdims=True),
         max_num_considered_actions=settings.max_considered_actions,
         gumbel_scale=1.0 if explore else 0.0,
         qtransform=partial(
