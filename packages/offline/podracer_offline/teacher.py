@@ -46,6 +46,7 @@ from podracer.ops.distributions import (
 from podracer.replay import Buffer, Replay, Sample
 from podracer.run.loading import load_run
 from podracer.types import (
+    ACTION_MASK,
     ArraySpec,
     Carry,
     EnvironmentSpec,
@@ -208,7 +209,7 @@ def teach(
     `teacher` is the directory of a run, whose newest checkpoint acts and whose environment is the
     default one, or a function of observations `[B, ...]` that returns actions or a distribution.
     The student does not see the `hidden` keys of an observation, by default those outside of the
-    group `actor`, if there is one. Raises `ConfigError` where the
+    group `actor`, if there is one, but for the mask of actions. Raises `ConfigError` where the
     environment is none of the device or lacks a key.
     """
     env = make(environment) if isinstance(environment, str) else environment
@@ -235,7 +236,7 @@ def _taught(env: Any, teacher: Teacher | None, hidden: tuple[str, ...]) -> Taugh
             f"{', '.join(sorted(names)) or 'none'}."
         )
     if not hidden and "actor" in spec.groups:
-        hidden = tuple(sorted(names - set(spec.keys(("actor",)))))
+        hidden = tuple(sorted(names - {*spec.keys(("actor",)), ACTION_MASK}))
     observation = without_keys(observation, hidden)
     if teacher is not None:
         timestep, keys = blank_timestep(spec, 1), jax.random.split(jax.random.key(0), 1)

@@ -25,7 +25,7 @@ from podracer.ops.distributions import Categorical
 from podracer.replay import Replay
 from podracer.reports.recording import is_drawable
 from podracer.run.warm_start import Weights
-from podracer.types import ArraySpec, EnvironmentSpec, TimeStep
+from podracer.types import ACTION_MASK, ArraySpec, EnvironmentSpec, TimeStep
 from podracer_offline import Cloning, DAgger, teach
 from podracer_offline.records import Record
 
@@ -108,6 +108,32 @@ def test_the_student_acts_and_the_teacher_labels():
         actions.append(agent.act(params, (), timestep, keys, True)[0])
     assert (actions[0] != timestep.observation.action).any()
     np.testing.assert_array_equal(actions[1], timestep.observation.action)
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlyRight(WithHint):
+    """CartPole whose mask allows one action."""
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        spec = super().spec
+        observation = {**spec.observation, ACTION_MASK: ArraySpec((2,), bool)}
+        return dataclasses.replace(spec, observation=observation)
+
+    def _hint(self, state: Any, timestep: TimeStep) -> Any:
+        state, timestep = super()._hint(state, timestep)
+        observation = {**timestep.observation, ACTION_MASK: jnp.asarray([False, True])}
+        return state, dataclasses.replace(timestep, observation=observation)
+
+
+def test_a_student_sees_the_mask_of_its_actions_without_asking():
+    environment = teach(mode, OnlyRight(groups=(("actor", ("observation",)),)))
+    assert environment.hidden == ("hint",)
+    keys = jax.random.split(jax.random.key(0), 64)
+    _, timestep = jax.vmap(environment.reset)(keys)
+    agent = DAgger(network=NETWORK).build(environment.spec)
+    params = agent.actor_params(agent.init(jax.random.key(1), 64))
+    assert (agent.act(params, (), timestep, keys, True)[0] == 1).all()
 
 
 @podracer.struct
