@@ -113,9 +113,7 @@ class ActingRule:
     def check(self, spec: EnvironmentSpec | None = None) -> None:
         """Raise `ConfigError` for invalid values, and where an environment excludes them."""
         if self.policy not in ("greedy", "sampled"):
-            raise ConfigError(
-                f"evaluation_policy must be greedy or sampled, but it is {self.policy!r}."
-            )
+            raise ConfigError(f"evaluation_policy must be greedy or sampled, not {self.policy!r}.")
         if not 0 <= self.epsilon <= 1:
             raise ConfigError(f"evaluation_epsilon must lie in [0, 1], but it is {self.epsilon}.")
         if spec and self.epsilon and not isinstance(spec.action, Discrete):

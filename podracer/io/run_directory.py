@@ -41,9 +41,7 @@ def run_directory(root: Path, name: str) -> Path:
     path = root / name
     try:
         if path.is_symlink() or path.resolve().parent != root:
-            raise ConfigError(
-                f"{path} is a symbolic link; a run directory must be a real directory"
-            )
+            raise ConfigError(f"{path} is a symbolic link; the directory of a run must be none.")
         if path.exists() and not path.is_dir():
             raise ConfigError(f"{path} is a file; choose another run name")
         (path / "lock").exists()

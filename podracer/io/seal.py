@@ -74,7 +74,9 @@ def _verifying(read: F) -> F:
 def check_is_run(directory: Path) -> None:
     """Raise `ConfigError` if `directory` holds no run."""
     if not (directory / CONFIG).is_file():
-        raise ConfigError(f"{directory} holds no run: there is no {CONFIG} in it.")
+        runs = sorted(path.parent for path in directory.glob(f"*/{CONFIG}"))
+        advice = f" itself, but others: name one, such as {runs[-1]}" if runs else ""
+        raise ConfigError(f"{directory} holds no run{advice or f': there is no {CONFIG} in it'}.")
 
 
 def encode_json(obj: Any) -> bytes:

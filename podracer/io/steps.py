@@ -101,10 +101,8 @@ def verified_step(run: Path, step: int) -> int:
     directory = run / CHECKPOINTS
     path = directory / step_name(step) if 0 <= step < 10**12 else None
     if path is None or not is_there(path):
-        steps = ", ".join(str(int(path.name)) for path in step_directories(directory))
-        raise CheckpointError(
-            f"{run} has no checkpoint of update {step}, but of {steps or 'no update'}."
-        )
+        steps = ", ".join(str(int(path.name)) for path in step_directories(directory)) or "none"
+        raise CheckpointError(f"{run} has no checkpoint of update {step}, but of {steps}.")
     _verify(path, identity_of(run))
     return step
 

@@ -257,3 +257,14 @@ def test_what_a_killed_process_has_left_is_removed_on_its_own_host(host, left, t
     assert len(os.listdir(tmp_path)) == 1
     write_json(tmp_path / "a.json", {})
     assert len(os.listdir(tmp_path)) == 1 + left
+
+
+def test_a_folder_of_runs_is_refused_with_the_name_of_one(tmp_path: Path) -> None:
+    run = tmp_path / "first"
+    run.mkdir()
+    write_json(run / "config.json", {})
+    seals.check_is_run(run)
+    with pytest.raises(ConfigError, match=f"holds no run itself, but others: .* {run}.$"):
+        seals.check_is_run(tmp_path)
+    with pytest.raises(ConfigError, match="holds no run: there is no config"):
+        seals.check_is_run(run / "checkpoints")
