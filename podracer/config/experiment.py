@@ -217,9 +217,7 @@ def replace_fields(config: Any, values: Mapping[str, Any], path: tuple[str, ...]
     `path` leads to it, in messages.
     """
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
-        raise ConfigError(
-            f"{type(config).__name__} is no dataclass, so it has no fields to change."
-        )
+        raise ConfigError(f"{type(config).__name__} is no dataclass and has no fields to change.")
     names, changes = [field.name for field in dataclasses.fields(config)], {}
     for name, value in values.items():
         if name not in names:

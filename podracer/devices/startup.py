@@ -128,8 +128,6 @@ def initialize_devices(hosts: Hosts, devices: int, arch: str = "anakin") -> None
     processes cannot share the devices evenly. The process ends with exit code 77 if the others do
     not start in time.
     """
-    import jax
-
     from podracer.devices import peers
 
     if arch == "sebulba" and devices <= 1:
@@ -154,31 +152,40 @@ def initialize_devices(hosts: Hosts, devices: int, arch: str = "anakin") -> None
     if hosts.coordinator is not None:
         address = re.fullmatch(r".+:([0-9]{1,5})", hosts.coordinator)
         if address is None or not 1 <= int(address[1]) <= 65_535:
-            raise ConfigError(
-                f"`coordinator={hosts.coordinator}` must be HOST:PORT, with a port from 1 to "
-                "65,535."
-            )
+            form = "HOST:PORT, with a port from 1 to 65,535"
+            raise ConfigError(f"`coordinator={hosts.coordinator}` must be {form}.")
     if not 0 < hosts.join_seconds <= MAX_JOIN_SECONDS:
-        raise ConfigError(
-            f"`join_seconds` must be above 0 and at most {MAX_JOIN_SECONDS:,}, but it is "
-            f"{hosts.join_seconds:g}."
-        )
+        limits = f"above 0 and at most {MAX_JOIN_SECONDS:,}"
+        raise ConfigError(f"`join_seconds` must be {limits}, but it is {hosts.join_seconds:g}.")
     if devices:
         processes = hosts.num_processes or 1
         if devices % processes:
-            raise ConfigError(
-                f"`devices={devices}` cannot be split evenly over {processes} processes: take a "
-                f"multiple of {processes}."
-            )
+            multiple = f"a multiple of {processes}, the number of processes"
+            raise ConfigError(f"`devices={devices}` must be {multiple}.")
         if devices // processes > MAX_LOCAL_DEVICES:
-            raise ConfigError(
-                f"`devices={devices}` is more than the {MAX_LOCAL_DEVICES:,} that a process may "
-                "have."
-            )
-        # Virtual devices, where the run is on a CPU; accelerators ignore this.
-        jax.config.update("jax_num_cpu_devices", devices // processes)
+            limit = f"the {MAX_LOCAL_DEVICES:,} that a process may have"
+            raise ConfigError(f"`devices={devices}` is more than {limit}.")
+        use_cpu_devices(devices // processes)
     if is_multi_process:
         peers.join(*settings, hosts.join_seconds, method)
+
+
+def use_cpu_devices(number: int) -> None:
+    """Have a CPU show so many virtual devices; accelerators ignore this.
+
+    Raises `ConfigError` if JAX has begun with others, which a module of the user's own can cause.
+    """
+    import jax
+
+    try:
+        jax.config.update("jax_num_cpu_devices", number)
+    except RuntimeError as error:
+        if jax.default_backend() == "cpu" and jax.local_device_count() != number:
+            raise ConfigError(
+                f"JAX has begun with {jax.local_device_count()} CPU device(s), not {number}, as a "
+                "module computes while it is imported: make its constants with NumPy, or set "
+                f"JAX_NUM_CPU_DEVICES={number}."
+            ) from error
 
 
 @functools.cache

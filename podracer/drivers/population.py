@@ -118,9 +118,7 @@ def population_mesh(devices: Sequence[Device], num_pods: int) -> Mesh:
     Raises `ConfigError` where several processes run.
     """
     if jax.process_count() > 1:
-        raise ConfigError(
-            "a population runs in one process: start one on each host, or a tournament."
-        )
+        raise ConfigError("a population has one process: start one on each host, or a tournament.")
     count = max(n for n in range(1, len(devices) + 1) if num_pods % n == 0)
     return make_mesh(devices[:count], POD)
 

@@ -135,9 +135,7 @@ def _function(name: str) -> Callable[..., Experiment]:
     if name in (of_packages := installed("recipes")):
         return of_packages[name].load()
     if "." in name:
-        raise ConfigError(
-            f"There is no recipe {name!r}: name a function of your own as MODULE:FUNCTION."
-        )
+        raise ConfigError(f"There is no recipe {name!r}: name one of your own as MODULE:FUNCTION.")
     _refuse_environment(name)
     if hint := package_of(name):
         raise ConfigError(hint)

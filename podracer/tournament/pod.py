@@ -31,6 +31,7 @@ from podracer.devices.startup import (
     choose_gpu_kernels,
     disable_async_dispatch,
     use_compilation_cache,
+    use_cpu_devices,
 )
 from podracer.drivers.driver import Driver
 from podracer.drivers.selection import mean_of_floats
@@ -274,7 +275,7 @@ def run_alone(directory: Path, names: Sequence[str] = ()) -> int:
         if experiment.arch == "sebulba" and experiment.devices <= 1:
             disable_async_dispatch()
         if experiment.devices:  # a pod is one process, whatever the launcher's variables say
-            jax.config.update("jax_num_cpu_devices", experiment.devices)
+            use_cpu_devices(experiment.devices)
         wait_for_lock(directory)
         return run(directory, user_experiments)
     except Exception as error:

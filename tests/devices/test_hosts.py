@@ -294,6 +294,14 @@ def test_processes_with_other_configurations_are_refused(other, message, monkeyp
         mesh.check_same_configuration(same)
 
 
+def test_a_module_that_computes_while_it_is_imported_is_blamed_for_its_devices(monkeypatch):
+    assert jax.local_device_count() == 8  # which begins JAX
+    with pytest.raises(ConfigError, match=r"begun with 8 CPU device.*NumPy, or set JAX_NUM_CPU_D"):
+        initialize_devices(Hosts(), 3)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 3)
+    initialize_devices(Hosts(), 3)
+
+
 @pytest.mark.parametrize(
     ("hosts", "message"),
     [

@@ -203,9 +203,7 @@ def _entry(name: str, factory: Factory) -> Any:
                 "environment."
             )
         if factory.options:
-            raise ConfigError(
-                f"{name} is called without arguments: bind them by functools.partial."
-            )
+            raise ConfigError(f"{name} takes no arguments: bind them by functools.partial.")
         return environment
     module, _, environment_id = environment.rpartition(":")
     package = next((x for start, x in _PACKAGES.items() if environment.startswith(start)), None)
