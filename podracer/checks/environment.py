@@ -100,9 +100,7 @@ def check_spec(environment: Any) -> types.EnvironmentSpec:
     spec.keys(tuple(spec.groups))
     has_start = any(np.any(getattr(space, "start", 0)) for space in (spec.action, *leaves))
     if has_start and not isinstance(environment, HostEnvironments):
-        raise ConfigError(
-            f"{spec.name}: an environment in JAX counts from 0, so leave `start` out."
-        )
+        raise ConfigError(f"{spec.name}: environments in JAX count from 0: leave `start` out.")
     return spec
 
 
@@ -121,16 +119,20 @@ def _read_spec(environment: Any) -> types.EnvironmentSpec:
         is_property = inspect.getattr_static(environment, "spec", None) is not None
         if is_property or not isinstance(error, AttributeError):
             raise ConfigError(f"{kind}.spec cannot be read: {describe_error(error)}") from error
-        spec = None
+        name = getattr(environment, "__qualname__", kind)
+        raise ConfigError(
+            f"{name} is no environment, as it has no `spec`; agents and experiments are checked by "
+            "podracer.check_agent."
+        ) from None
     if isinstance(spec, types.EnvironmentSpec):
         return spec
     if is_of_gymnasium(type(environment)):
         registered = getattr(spec, "id", None)
         example = kind if registered is None else f'"{registered}"'
-        raise ConfigError(
-            f"{kind} is an environment of Gymnasium: pass podracer.Gymnasium({example})."
-        )
-    raise ConfigError(f"{kind}.spec must be an EnvironmentSpec, but it is {type(spec).__name__}.")
+        raise ConfigError(f"{kind} is one of Gymnasium: pass podracer.Gymnasium({example}).")
+    advice = ": put @property above it" if inspect.ismethod(spec) else ""
+    actual = f"a {type(spec).__name__}{advice}"
+    raise ConfigError(f"{kind}.spec must be an EnvironmentSpec, but it is {actual}.")
 
 
 def _check_action_mask(spec: types.EnvironmentSpec) -> None:

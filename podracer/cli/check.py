@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import json
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ class CheckOptions:
 
     environment: Annotated[str, Mark.POSITIONAL]
     """Name of the environment, as `podracer list environments` shows them, or MODULE:NAME of an
-    environment or a class of Gymnasium."""
+    environment, or of a class or a function that makes one."""
     json: bool = False
     """Print one JSON object."""
 
@@ -28,6 +29,7 @@ def check(options: CheckOptions) -> int:
     from podracer.cli.recipe_flags import find_modules_here
     from podracer.environment import is_of_gymnasium
     from podracer.envs.catalog import has_name
+    from podracer.envs.host.gymnasium import Gymnasium
     from podracer.run.environment_check import examine
 
     environment: Any = options.environment
@@ -36,8 +38,11 @@ def check(options: CheckOptions) -> int:
     if attribute.isidentifier() and not has_name(options.environment):
         try:
             environment = getattr(importlib.import_module(module), attribute)
-            if isinstance(environment, type) and not is_of_gymnasium(environment):
-                environment = environment()
+            is_class = isinstance(environment, type)
+            if inspect.isroutine(environment) or (is_class and not is_of_gymnasium(environment)):
+                instance = environment()
+                is_gymnasium = is_of_gymnasium(type(instance))
+                environment = Gymnasium(environment, workers=0) if is_gymnasium else instance
         except (Exception, SystemExit) as error:  # its code 0 would count as success
             problem = f"There is no environment {options.environment!r}"
             raise ConfigError(f"{problem}: {describe_error(error)}") from error

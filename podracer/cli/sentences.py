@@ -8,9 +8,8 @@ import re
 FIELD_NAMES = (
     "attach", "coordinator", "devices", "draws", "engine", "environment", "evaluation_episodes",
     "evaluation_epsilon", "evaluation_policy", "evaluations", "format", "frames", "join_seconds",
-    "max_seconds", "num_processes", "pod_cpus", "pod_gpus",
-    "prices", "process_id", "recipe", "seed", "selection", "size", "target_return", "track",
-    "weights",
+    "max_seconds", "num_processes", "pod_cpus", "pod_gpus", "prices", "process_id", "recipe",
+    "seed", "selection", "size", "target_return", "track", "weights",
 )  # fmt: skip
 _PARTS = ("agent", "driver")
 _FLAGS = {  # those that are not named as their fields

@@ -139,9 +139,7 @@ def _play_in_jax(environment: Any, spec: EnvironmentSpec) -> EnvironmentReport:
     if not never_restarts or isinstance(environment, AutoReset):
         return report
     report = _play(DeviceEnvironments(auto_reset(environment)), spec, ENVS_ON_DEVICE)
-    return _with_warning(
-        report, "it does not restart by itself: train in podracer.auto_reset(...)."
-    )
+    return _with_warning(report, "it does not restart: train in podracer.auto_reset(...).")
 
 
 def _with_warning(report: EnvironmentReport, text: str) -> EnvironmentReport:

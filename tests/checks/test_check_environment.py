@@ -171,7 +171,13 @@ def looking_up_in_python(key: jax.Array) -> Any:
 BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     # What the environment is.
     "a class, not an instance": (Remembering, ("Remembering", "class")),
-    "no spec": (NoSpec(), ("NoSpec.spec", "EnvironmentSpec", "NoneType")),
+    "no spec": (NoSpec(), ("NoSpec is no environment", "no `spec`", "podracer.check_agent")),
+    "an agent": (podracer.A2C(), ("A2C is no environment", "agents and experiments")),
+    "a function": (reset, ("reset is no environment",)),
+    "a spec that is a method": (
+        SimpleNamespace(spec=Counting().step),
+        ("SimpleNamespace.spec must be an EnvironmentSpec, but it is a method: put @property",),
+    ),
     "a spec that raises": (
         Unreadable(),
         (
@@ -182,7 +188,7 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     "an environment of Gymnasium": (
         of_gymnasium("TimeLimit", spec=SimpleNamespace(id="CartPole-v1")),
-        ("TimeLimit is an environment of Gymnasium", 'pass podracer.Gymnasium("CartPole-v1")'),
+        ("TimeLimit is one of Gymnasium", 'pass podracer.Gymnasium("CartPole-v1")'),
     ),
     "an environment of the host": (HOST, ("walk runs on the host", "not in JAX")),
     "no reset": (without("reset"), ("`reset`",)),
@@ -297,7 +303,7 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     "a mask of another length": (masked((3,), np.bool_), ("bool[2]", "bool[3]")),
     "actions from 1 on": (
         mutant(spec=EnvironmentSpec("one", ArraySpec((2,)), Discrete(3, start=1))),
-        ("counts from 0", "`start`"),
+        ("count from 0", "`start`"),
     ),
     "a mask of continuous actions": (
         masked((2,), np.bool_, action=Continuous((0.0,), (1.0,))),

@@ -214,7 +214,7 @@ def test_an_environment_in_jax_is_played_too():
     assert not report.findings
     assert report.figures["terminals"] == 64 * (200 // 3)
     (finding,) = podracer.check_environment(Steps()).findings
-    assert finding.text == "it does not restart by itself: train in podracer.auto_reset(...)."
+    assert finding.text == "it does not restart: train in podracer.auto_reset(...)."
     with pytest.raises(podracer.ConfigError, match="reward is not finite"):
         podracer.check_environment(podracer.auto_reset(Steps(reward=np.inf)))
 
@@ -270,3 +270,28 @@ def test_the_command_reports_and_exits(capsys, monkeypatch, tmp_path):
     assert "no environment 'NoSuch-v0'" in capsys.readouterr().out
     assert exit_code("check", "no_module_here:Walk") == 78
     assert "There is no environment 'no_module_here:Walk'" in capsys.readouterr().err
+
+
+def walk():
+    return wrappers.TimeLimit(Walk(), 7)
+
+
+def steps():
+    return podracer.auto_reset(Steps())
+
+
+def catch_run():
+    return podracer.recipes.find("catch")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("walk", 0, "gymnasium:walk: usable"),
+        ("steps", 0, "steps: usable"),
+        ("catch_run", 78, "Experiment is no environment, as it has no `spec`; agents and"),
+    ],
+)
+def test_the_command_calls_a_function_that_makes_an_environment(name, code, words, capsys):
+    assert exit_code("check", f"test_check:{name}") == code
+    assert words in capsys.readouterr().out
