@@ -8,31 +8,35 @@ from collections.abc import Iterable
 NO_FLAG = "no flag"
 """Marker of a field that is no flag: `Annotated[tuple[Pod, ...], NO_FLAG]`."""
 
-# Names of settings in other libraries, and here: the first one that the configuration has wins.
+# Names of settings here, and in other libraries: the first one that the configuration has wins.
+_NAMES_ELSEWHERE = {
+    "learning_rate": "lr anneal_lr",
+    "environment": "env env_id",
+    "frames": "total_timesteps total_steps num_timesteps",
+    "num_envs": "n_envs",
+    "rollout_length": "n_steps num_steps train_freq train_frequency",
+    "discount": "gamma",
+    "trace_lambda": "gae_lambda",
+    "entropy_cost": "ent_coef",
+    "initial_temperature": "ent_coef autotune",
+    "value_cost": "vf_coef",
+    "clip_epsilon": "clip_range clip_coef clip_eps",
+    "advantage_normalization": "norm_adv normalize_advantage",
+    "max_gradient_norm": "max_grad_norm",
+    "num_epochs": "n_epochs update_epochs",
+    "num_minibatches": "batch_size",
+    "updates_per_rollout": "gradient_steps",
+    "capacity": "buffer_size",
+    "warmup": "learning_starts",
+    "target_update_rate": "tau polyak",
+    "target_update_period": "tau target_update_interval target_network_frequency",
+    "agent.epsilon": "exploration_fraction start_e end_e",
+    "evaluations": "eval_freq",
+    "hidden": "net_arch policy_kwargs",
+}
 OTHER_NAMES = {
-    "lr": ("learning_rate",),
-    "env": ("environment",),
-    "env_id": ("environment",),
-    "total_timesteps": ("frames",),
-    "total_steps": ("frames",),
-    "num_timesteps": ("frames",),
-    "n_envs": ("num_envs",),
-    "n_steps": ("rollout_length",),
-    "num_steps": ("rollout_length",),
-    "gamma": ("discount",),
-    "gae_lambda": ("trace_lambda",),
-    "ent_coef": ("entropy_cost", "initial_temperature"),
-    "vf_coef": ("value_cost",),
-    "clip_range": ("clip_epsilon",),
-    "clip_coef": ("clip_epsilon",),
-    "max_grad_norm": ("max_gradient_norm",),
-    "n_epochs": ("num_epochs",),
-    "update_epochs": ("num_epochs",),
-    "batch_size": ("num_minibatches",),
-    "buffer_size": ("capacity",),
-    "learning_starts": ("warmup",),
-    "tau": ("target_update_rate", "target_update_period"),
-    "net_arch": ("hidden",),
+    name: tuple(ours for ours, theirs in _NAMES_ELSEWHERE.items() if name in theirs.split())
+    for name in " ".join(_NAMES_ELSEWHERE.values()).split()
 }
 
 
