@@ -67,13 +67,12 @@ def chosen_step(run: Path, choice: Choice) -> int:
         return valid_step(run)
     if choice != "best":
         return verified_step(run, choice)
-    newest = valid_step(run)
+    saved, newest = newest_saved(run) or 0, valid_step(run)  # in this order: a run may be saving
+    if newest < saved:
+        raise CheckpointError(f"the best checkpoint is lost: only step {saved} named it.")
     step = best_step(read_meta(run / CHECKPOINTS / step_name(newest))["metadata"])
     if step is None:
-        raise CheckpointError(
-            f"{run} has no best checkpoint: up to update {newest} no evaluation was made that "
-            "keeps one."
-        )
+        raise CheckpointError(f"{run} has no best checkpoint, as no evaluation kept one.")
     try:
         return verified_step(run, step)
     except CheckpointError as error:

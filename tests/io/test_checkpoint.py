@@ -744,6 +744,16 @@ def test_a_best_step_that_is_lost_is_refused_and_no_other_taken(
     assert reports == []
 
 
+def test_no_older_best_step_is_taken_where_the_newest_step_is_lost(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, small(step), {"best": {"updates": step}})
+    damage(step_path(tmp_path, 2), random.Random(0))
+    assert load(tmp_path, small()).step == 1
+    with pytest.raises(CheckpointError, match="the best checkpoint is lost: only step 2 named it"):
+        load(tmp_path, small(), "best")
+
+
 @pytest.mark.parametrize("metadata", [{}, {"best": None}, {"best": []}, {"best": {"updates": "1"}}])
 def test_a_choice_that_no_checkpoint_fits_is_refused(tmp_path: Path, metadata: dict) -> None:
     with Checkpointer(tmp_path) as checkpointer:
