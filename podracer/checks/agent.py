@@ -217,7 +217,7 @@ def _check_act(
     _check_rows(f"{name}.carry", "carry", carry, num_envs)
     params = _trace(
         name,
-        "actor_params" if learns_rule else "actor_params of a state with `shared` alone, local=(),",
+        "actor_params" if learns_rule else "actor_params (shared.params by default), local=(),",
         lambda a, s: a.build().actor_params(s) if learns_rule else policy_params(a.build(), s),
         blueprint,
         state,

@@ -116,7 +116,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     ),
     "an actor that reads what each device has": (
         agent(actor_params=lambda self, state: state.local["replay"]),
-        "Mine.actor_params of a state with `shared` alone, local=(), cannot be traced: TypeError",
+        "Mine.actor_params (shared.params by default), local=(), cannot be traced: TypeError",
     ),
     "a setting that steers Python": (
         Steered(),
