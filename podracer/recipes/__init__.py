@@ -162,9 +162,7 @@ def _suggestion(name: str, recipes: Sequence[str]) -> str:
     if environment in ENVIRONMENTS:
         return f'did you mean {recipe} with `environment="{environment}"`?'
     place = f"{environment}:NAME" if has_name(environment) else "NAME"
-    return (
-        f'take {recipe} with `environment="{place}"`; `podracer list environments` shows the names.'
-    )
+    return f'take {recipe} with `environment="{place}"`; `podracer list environments` names them.'
 
 
 def _refuse_environment(name: str) -> None:

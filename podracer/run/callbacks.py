@@ -84,6 +84,8 @@ class Writers(Callback):
 
     def restore(self, run: Run, saved: Mapping[str, Any]) -> None:
         self._sealed = saved["records"]
+        for name in self._sealed.keys() & {"metrics.jsonl", RECORDS} if run.is_main else ():
+            self._file(run, name)  # cut now: nothing follows where the run is over
 
     def on_start(self, run: Run) -> None:
         if not run.is_main:
@@ -105,8 +107,10 @@ class Writers(Callback):
 
     def _file(self, run: Run, name: str) -> JsonlSink:
         """Return the sink of a file of records, which every checkpoint seals."""
-        path, sealed = run.directory / name, self._sealed.get(name)
-        self._files[name] = JsonlSink(path, resume_updates=run.resumed_from, sealed=sealed)
+        if name not in self._files:
+            path, sealed = run.directory / name, self._sealed.get(name)
+            self._files[name] = JsonlSink(path, resume_updates=run.resumed_from, sealed=sealed)
+            run.stack.callback(self._files[name].close)
         return self._files[name]
 
     def on_record(self, run: Run, record: dict[str, Any]) -> None:

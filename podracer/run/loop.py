@@ -138,10 +138,8 @@ class Run:
     @property
     def info(self) -> RunInfo:
         """Facts about the run."""
-        driver, resumed_from = self.driver, self.resumed_from
-        return RunInfo(
-            self.experiment, self.directory, driver.topology, driver.state_bytes, resumed_from
-        )
+        facts = (self.driver.topology, self.driver.state_bytes, self.resumed_from)
+        return RunInfo(self.experiment, self.directory, *facts)
 
     def boundary(self) -> Boundary:
         """Return the state of the run at this boundary."""
@@ -336,6 +334,7 @@ class Run:
             self.change(changed)
             names = ", ".join(name for name, _ in leaves(self.changes))
             _LOG.warning("The run goes on with the numbers that have changed: %s.", names)
+        self.resumed_from = totals.updates
         for callback in self.callbacks:
             callback.restore(self, metadata)
         self._last_saved = restored.step

@@ -136,9 +136,7 @@ class Tournament:
         agents = {type(experiment.agent) for experiment in self.experiments}
         if len(agents) > 1:
             names = ", ".join(sorted(agent.__name__ for agent in agents))
-            raise ConfigError(
-                f"generations fuse learners, so all recipes need one agent, not {names}."
-            )
+            raise ConfigError(f"generations fuse learners: recipes need one agent, not {names}.")
         if rule.group_size > 1 and len(self.experiments) > 1:
             raise ConfigError(
                 f"the {rule.group_size} pods of a group are fused, so they need one recipe, not "

@@ -318,6 +318,15 @@ def test_a_target_ends_the_run(tmp_path, caplog, monkeypatch):
     assert words in caplog.text
 
 
+def test_records_of_lost_updates_are_cut_also_where_a_resumed_run_is_over(tmp_path):
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, run_dir=run, save_seconds=0)
+    shutil.rmtree(run / "checkpoints" / f"{40:012d}")
+    again = podracer.train(EXPERIMENT, run_dir=run, resume=True, max_seconds=1e-3)
+    assert again.reason == "max_seconds"
+    assert stored_fingerprint(run)[0] == again.metrics["updates"] == records(run)[-1]["updates"]
+
+
 def test_a_run_says_at_every_resume_that_it_had_other_versions_or_devices(tmp_path, caplog):
     """Also where it goes on with those that it began with."""
 

@@ -237,9 +237,7 @@ class Disco:
                 "`driver.rollout_length=2` or more."
             )
         if self.replay.prioritized:
-            raise ConfigError(
-                "Disco samples its replay uniformly: leave out `agent.replay.prioritized`."
-            )
+            raise ConfigError("Disco replays uniformly: leave out `agent.replay.prioritized`.")
         network = build_network(
             self.network,
             spec,
