@@ -35,7 +35,7 @@ _NAMES_ELSEWHERE = {
     "hidden": "net_arch policy_kwargs",
 }
 OTHER_NAMES = {
-    name: tuple(ours for ours, theirs in _NAMES_ELSEWHERE.items() if name in theirs.split())
+    name: tuple(field for field, names in _NAMES_ELSEWHERE.items() if name in names.split())
     for name in " ".join(_NAMES_ELSEWHERE.values()).split()
 }
 
