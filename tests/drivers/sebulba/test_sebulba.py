@@ -517,8 +517,9 @@ def test_waits_for_an_update_on_the_shared_device_are_a_stage(is_in_turn, monkey
     _, reports = train_sebulba(*sebulba_setup(agent), num_updates=5)
     metrics = reports[-1].metrics
     seconds = {name: metrics[f"actor_time_{name}"] for name in STAGES}
-    assert (seconds["device"] > 0.2 * sum(seconds.values())) == is_in_turn
     assert (seconds["device"] > 0) == is_in_turn
+    # An action waits there, not in the copy: an update takes longer than all copies together.
+    assert (seconds["device"] > seconds["transfer"]) == is_in_turn
 
 
 @pytest.mark.parametrize(
