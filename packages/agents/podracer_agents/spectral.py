@@ -53,7 +53,7 @@ def normalize(params: Params) -> Params:
     """
 
     def divide(layer: Any) -> Any:
-        if not isinstance(layer, Convolution):
+        if not _is_convolution(layer):
             return layer
         is_stacked = layer.weight.ndim > 4
         weight = (jax.vmap(_to_norm_one) if is_stacked else _to_norm_one)(layer.weight)
@@ -63,16 +63,19 @@ def normalize(params: Params) -> Params:
         if not _is_stage(stage):
             return stage
         first, *blocks = stage
-        is_layer = lambda x: isinstance(x, Convolution)  # noqa: E731
-        return (first, *jax.tree.map(divide, blocks, is_leaf=is_layer))
+        return (first, *jax.tree.map(divide, blocks, is_leaf=_is_convolution))
 
     return jax.tree.map(divide_blocks, params, is_leaf=_is_stage)
 
 
+def _is_convolution(part: Any) -> bool:
+    return isinstance(part, Convolution)
+
+
 def _is_stage(part: Any) -> bool:
-    """Return whether a part of the parameters are the layers of a stage of a `ResNet`."""
+    """Return whether a part of the parameters holds the layers of a stage of a `ResNet`."""
     layer = part[0] if isinstance(part, tuple) and part else None
-    return isinstance(getattr(layer, "layer", layer), Convolution)
+    return _is_convolution(getattr(layer, "layer", layer))
 
 
 def _to_norm_one(weight: jax.Array) -> jax.Array:
