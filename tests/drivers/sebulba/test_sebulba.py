@@ -59,6 +59,7 @@ ROUNDED = {
     ("td3", 2): 1e-5,
     ("fast_td3", 2): 1e-5,
     ("muzero-planes", 2): 1e-4,
+    ("muzero-reanalyze", 1): 1e-3,
     ("disco-gru", 2): 1e-5,
     **dict.fromkeys([("ppo-gtrxl", 2), ("ppo-gtrxl", 4)], 1e-4),  # equal as users compile
 }
