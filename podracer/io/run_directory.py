@@ -180,7 +180,8 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         with contextlib.suppress(OSError):
             draft.unlink()
         if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # not the draft
+            error.filename = str(path)  # not the draft
+            del error.filename2
         raise
     fsync_directory(path.parent)
 

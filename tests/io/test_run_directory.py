@@ -174,11 +174,12 @@ def test_a_write_that_fails_leaves_the_old_file_alone(
 ) -> None:
     write_json(tmp_path / "config.json", 1)
 
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def refuse(*names: object) -> None:
+        named = (names[0], None, names[1]) if call == "replace" else ()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *named)
 
     monkeypatch.setattr(rundir.os, call, refuse)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*config\.json'$"):
         write_json(tmp_path / "config.json", 2)
     assert os.listdir(tmp_path) == ["config.json"]
     assert (tmp_path / "config.json").read_text() == "1\n"
