@@ -53,7 +53,7 @@ Options = TypeVar("Options", bound=CompileOptions)
 
 
 def compile_programs(arguments: Sequence[str]) -> int:
-    """Run `podracer compile`: memory, kernels, collectives and work of a run's programs."""
+    """Compile a run's programs for other devices: memory, kernels, collectives and work."""
     experiment, target, options = _parse(
         "compile",
         arguments,
@@ -69,7 +69,7 @@ def compile_programs(arguments: Sequence[str]) -> int:
 
 
 def plan(arguments: Sequence[str]) -> int:
-    """Run `podracer plan`: what `podracer compile` reports, and hours and price where known."""
+    """Say what a run needs before a machine is rented: memory, hours and price."""
     experiment, target, options = _parse(
         "plan",
         arguments,

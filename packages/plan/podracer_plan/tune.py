@@ -32,7 +32,7 @@ class TuneOptions:
 
 
 def tune(arguments: Sequence[str]) -> int:
-    """Run `podracer tune`: measure the fastest setting of a recipe under Sebulba."""
+    """Measure the fastest setting of a recipe under Sebulba."""
     from podracer.cli.recipe_flags import find_recipe, parse_experiment
 
     description = (
