@@ -26,7 +26,7 @@ from podracer.replay import Replay
 from podracer.reports.recording import is_drawable
 from podracer.run.warm_start import Weights
 from podracer.types import ACTION_MASK, ArraySpec, EnvironmentSpec, TimeStep
-from podracer_offline import Cloning, DAgger, teach
+from podracer_offline import Cloning, DAgger, Dataset, replay, teach
 from podracer_offline.records import Record
 
 NETWORK = TorsoNetwork(MLP((32,), "tanh"), shared=False)
@@ -134,6 +134,15 @@ def test_a_student_sees_the_mask_of_its_actions_without_asking():
     agent = DAgger(network=NETWORK).build(environment.spec)
     params = agent.actor_params(agent.init(jax.random.key(1), 64))
     assert (agent.act(params, (), timestep, keys, True)[0] == 1).all()
+
+
+def test_recorded_episodes_of_a_student_are_of_what_it_sees():
+    environment = teach(mode, WithHint(), hidden=("hint",))
+    columns = {name: np.asarray([0, 1]) for name in ("action", "reward", "terminal")}
+    observation = {"observation": np.zeros((2, 4))}
+    data = replay(Dataset(observation=observation, timeout=np.zeros(2), **columns), environment)
+    assert data.spec.observation.observation == environment.spec.observation.observation
+    assert data.for_evaluation().spec == environment.for_evaluation().spec
 
 
 @podracer.struct
