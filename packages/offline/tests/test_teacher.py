@@ -136,6 +136,28 @@ def test_a_student_sees_the_mask_of_its_actions_without_asking():
     assert (agent.act(params, (), timestep, keys, True)[0] == 1).all()
 
 
+@dataclasses.dataclass(frozen=True)
+class MaskWithin(WithHint):
+    """CartPole whose mask is within a key, which the group of the actor lacks."""
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        spec = super().spec
+        observation = {"state": spec.observation.pop("observation"), **spec.observation}
+        observation["observation"] = {ACTION_MASK: ArraySpec((2,), bool)}
+        return dataclasses.replace(spec, observation=observation)
+
+    def _hint(self, state: Any, timestep: TimeStep) -> Any:
+        state, timestep = super()._hint(state, timestep)
+        observation = {"state": timestep.observation["observation"], **timestep.observation}
+        observation["observation"] = {ACTION_MASK: jnp.asarray([False, True])}
+        return state, dataclasses.replace(timestep, observation=observation)
+
+
+def test_a_student_sees_a_mask_within_a_key():
+    assert teach(mode, MaskWithin(groups=(("actor", ("state",)),))).hidden == ("hint",)
+
+
 def test_recorded_episodes_of_a_student_are_of_what_it_sees():
     environment = teach(mode, WithHint(), hidden=("hint",))
     columns = {name: np.asarray([0, 1]) for name in ("action", "reward", "terminal")}
