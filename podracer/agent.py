@@ -34,6 +34,7 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    action_mask,
     select,
 )
 
@@ -110,9 +111,11 @@ class Agent(NotPickled):
 
     @property
     def policy_spec(self) -> EnvironmentSpec:
-        """The environment with the part of its observation that the policy sees."""
-        observation = select(self.spec.observation, self.groups.get("actor", ()))
-        return dataclasses.replace(self.spec, observation=observation, groups={})
+        """The environment with the part of its observation that the policy sees, and its mask."""
+        entries, keys = self.spec.observation, self.groups.get("actor", ())
+        if keys:  # the network may see nothing of the entry that holds the mask
+            keys += tuple(key for key in entries if action_mask({key: entries[key]}) is not None)
+        return dataclasses.replace(self.spec, observation=select(entries, keys), groups={})
 
     @classmethod
     def of(cls, methods: Any, spec: EnvironmentSpec, **functions: Any) -> Agent:

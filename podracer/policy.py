@@ -210,8 +210,7 @@ def _distribution(
     first: jax.Array,
 ) -> ActionDistribution | SquashedNormal:
     assert agent.distribution is not None
-    timestep = _timestep(agent, observation, reward, first)
-    return agent.distribution(params, memory, timestep)[0]
+    return agent.distribution(params, memory, _timestep(agent, observation, reward, first))[0]
 
 
 def _timestep(agent: Agent, observation: PyTree, reward: jax.Array, first: jax.Array) -> TimeStep:
@@ -267,10 +266,8 @@ def batch_size_of(specs: PyTree, observation: PyTree) -> int | None:
 
 
 def _spell(specs: PyTree) -> str:
-    def spell(spec: ArraySpec) -> str:
-        return f"{spec.dtype}{list(spec.shape)}"
-
-    return str(jax.tree.map(spell, specs)).replace("'", "")
+    texts = jax.tree.map(lambda spec: f"{spec.dtype}{list(spec.shape)}", specs)
+    return str(texts).replace("'", "")
 
 
 def from_start(specs: PyTree, observation: PyTree) -> PyTree:

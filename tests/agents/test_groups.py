@@ -28,6 +28,7 @@ from podracer.agents.common import actor_critic
 from podracer.checks import check_agent
 from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
+from podracer.policy import Policy
 from podracer.types import ACTION_MASK, ArraySpec, TimeStep
 from podracer_testing.parity import check_parity
 
@@ -157,6 +158,18 @@ def test_a_mask_of_actions_is_always_for_the_policy():
     observation = spec.observation | {ACTION_MASK: ArraySpec((2,), bool)}
     masked = dataclasses.replace(spec, observation=observation)
     assert AGENTS["ppo"].groups(masked)["actor"] == ("cue", ACTION_MASK)
+
+
+def test_a_policy_takes_the_mask_of_actions_from_an_entry_that_its_network_does_not_see():
+    inner = {"luck": ArraySpec((1,)), ACTION_MASK: ArraySpec((2,), bool)}
+    observation = {"cue": ArraySpec((1,)), "observation": inner}
+    spec = dataclasses.replace(LUCKY.spec, observation=observation, groups={"actor": ("cue",)})
+    agent = AGENTS["ppo"].build(spec)
+    policy = Policy(agent, agent.init(jax.random.key(0), 1))
+    for action in (0, 1):
+        mask = np.arange(2) == action
+        shown = {"cue": np.ones(1), "observation": {"luck": np.ones(1), ACTION_MASK: mask}}
+        assert policy(shown) == action
 
 
 def test_critics_have_a_network_of_their_own_where_they_see_more_or_have_a_setting():

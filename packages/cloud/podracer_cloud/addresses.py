@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import re
 import shutil
 import tempfile
@@ -30,6 +29,7 @@ KINDS: dict[str, Callable[[Path, Contents], Copy]] = {
     "run": RunCopy,
     "tournament": TournamentCopy,
 }
+_READ: dict[Any, Path] = {}  # directories of copies, by what they are copies of
 _ROUND = re.compile(r"(.+)/(pods/p[0-9]+r[0-9]+)")
 
 
@@ -100,13 +100,20 @@ def _contents(store: Any, address: str, *kinds: str, folder: str = "") -> Conten
     raise ConfigError(f"{address} holds no {' and no '.join(kinds)}.")
 
 
-@functools.cache
 def read_copy(address: str, choice: Choice | None, report: Report = print_stderr) -> Path:
     """Return the directory of a copy to be read, which is deleted with the process.
 
-    It has the checkpoint of the choice, none without one. Of a tournament it has the log alone.
+    It has the checkpoint of the choice, none without one. Of a tournament it has the log alone. It
+    is brought once, and again where the store has changed.
     """
     contents = _contents_to_read(address)
+    version = address, choice, frozenset(contents.parts.items())
+    if version not in _READ:
+        _READ[version] = _bring(address, contents, choice, report)
+    return _READ[version]
+
+
+def _bring(address: str, contents: Contents, choice: Choice | None, report: Report) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="podracer-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     directory = folder / (re.sub(r"[^A-Za-z0-9._-]", "_", address.rpartition("/")[2]) or "run")

@@ -31,7 +31,6 @@ from podracer_cloud import store as stores
 from podracer_cloud.contents import Contents, Report
 
 _STEP = re.compile(rf"{CHECKPOINTS}/([0-9]{{12}})")
-_ROUND = re.compile(r"(.+)/(pods/p[0-9]+r[0-9]+)")
 _RECORDS = re.compile(r"[a-z_]+\.jsonl")
 
 

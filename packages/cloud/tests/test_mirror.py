@@ -180,6 +180,13 @@ def test_a_copy_to_read_has_what_is_read(choice, steps, run, address):
         local_run(address, 7)
 
 
+def test_a_program_that_reads_a_run_again_sees_what_was_saved_since(run, address):
+    for step in (1, 2):
+        with Run(run, address) as it:
+            it.save(step)
+        assert stored_fingerprint(local_run(address, "newest"))[0] == step
+
+
 def normal(operation, name, call):
     return call()
 

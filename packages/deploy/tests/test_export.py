@@ -23,13 +23,13 @@ from podracer.envs import make
 from podracer.errors import ConfigError, PodracerError
 from podracer.io import text
 from podracer.ops.convolution import convolution
-from podracer.types import ArraySpec, EnvironmentSpec, LearnerState
+from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec, LearnerState
 from podracer_deploy import export_policy
 from podracer_deploy.export import files
 from podracer_deploy.export.decision import Decision, make_decision
 from podracer_deploy.export.files import onnx_runner, stablehlo_runner, to_stablehlo
 from podracer_deploy.export.onnx import to_onnx
-from podracer_deploy.export.proof import prove
+from podracer_deploy.export.proof import draw_timesteps, prove
 
 # --- operators -----------------------------------------------------------------------------------
 
@@ -304,6 +304,14 @@ def test_a_file_decides_as_the_agent_does(name, sampled):
     decision = proof_of(AGENTS[name], env, sampled=sampled)
     assert ("key" in decision.inputs) == (sampled and name != "q_lambda")
     assert ("scores" in decision.outputs) == (name not in CONTINUOUS and not sampled)
+
+
+def test_a_mask_that_is_drawn_allows_an_action_wherever_it_stands():
+    observation = {"observation": {ACTION_MASK: ArraySpec((3,), bool)}}
+    spec = EnvironmentSpec("masked", observation, Discrete(3))
+    drawn = draw_timesteps(spec, np.random.default_rng(0)).observation
+    assert jax.tree.structure(drawn) == jax.tree.structure(observation)
+    assert drawn["observation"][ACTION_MASK].any(axis=-1).all()
 
 
 def test_a_file_takes_the_part_of_an_observation_that_is_for_the_actor():

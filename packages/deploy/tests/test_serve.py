@@ -374,6 +374,20 @@ def test_a_damaged_model_does_not_replace_a_good_one(models, runs, caplog):
     assert service.model.name == "000004"
 
 
+def test_a_model_of_an_environment_with_another_name_replaces_one(tmp_path):
+    """Such as one that traded newer bars, from another file."""
+    service = Service(models_of(tmp_path, "000001"), lambda path: renamed(path.name))
+    models_of(tmp_path, "000002")
+    service.refresh()
+    assert service.model.name == "000002"
+
+
+def renamed(name: str) -> Model:
+    model = model_of(name, "a2c")
+    model.policy.spec = dataclasses.replace(model.policy.spec, name=f"walk:{name}")
+    return model
+
+
 def test_a_model_that_was_exchanged_is_not_served(models, runs):
     (model := models / "000002").rename(models / "old")
     shutil.copytree(runs[0], model)

@@ -24,7 +24,7 @@ from podracer.io.paths import user_path
 from podracer.io.text import REDACTED
 from podracer.types import ArraySpec, EnvironmentSpec, TimeStep
 from podracer_offline.dataset import Dataset, Rows
-from podracer_offline.records import Record, require_student
+from podracer_offline.records import Record, replayed, require_student
 
 
 @struct
@@ -105,9 +105,9 @@ def data(name: str, environment: str | None = None, **options: Any) -> DataEnvir
         )
     if options and not source:
         raise ConfigError(f"{name} names no environment with options: add `,environment=NAME`.")
-    replayed = replay(dataset, make(source, **options) if source else None)
+    env = replay(dataset, make(source, **options) if source else None)
     source = ",".join([source, *(f"{key}={value}" for key, value in options.items())])
-    return dataclasses.replace(replayed, source=source)
+    return dataclasses.replace(env, source=source)
 
 
 def acting_name(env: Any, name: Any) -> Any:
@@ -120,7 +120,7 @@ def replay(dataset: Dataset, environment: Any = None) -> DataEnvironment:
 
     Raises `ConfigError` where the transitions cannot be of that environment.
     """
-    spec = dataset.spec if environment is None else environment.spec
+    spec = dataset.spec if environment is None else replayed(environment.spec)  # a student's
     refuse_turns(spec)
     rows = dataset.check(spec).rows()
     action, distribution = (

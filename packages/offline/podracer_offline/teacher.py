@@ -46,7 +46,6 @@ from podracer.ops.distributions import (
 from podracer.replay import Buffer, Replay, Sample
 from podracer.run.loading import load_run
 from podracer.types import (
-    ACTION_MASK,
     ArraySpec,
     Carry,
     EnvironmentSpec,
@@ -57,6 +56,7 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    action_mask,
     blank_timestep,
 )
 from podracer_offline.cloning import Cloning, Method
@@ -236,7 +236,8 @@ def _taught(env: Any, teacher: Teacher | None, hidden: tuple[str, ...]) -> Taugh
             f"{', '.join(sorted(names)) or 'none'}."
         )
     if not hidden and "actor" in spec.groups:
-        hidden = tuple(sorted(names - {*spec.keys(("actor",)), ACTION_MASK}))
+        critic_keys = names - {*spec.keys(("actor",))}
+        hidden = tuple(sorted(x for x in critic_keys if action_mask({x: observation[x]}) is None))
     observation = without_keys(observation, hidden)
     if teacher is not None:
         timestep, keys = blank_timestep(spec, 1), jax.random.split(jax.random.key(0), 1)

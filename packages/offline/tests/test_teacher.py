@@ -26,7 +26,7 @@ from podracer.replay import Replay
 from podracer.reports.recording import is_drawable
 from podracer.run.warm_start import Weights
 from podracer.types import ACTION_MASK, ArraySpec, EnvironmentSpec, TimeStep
-from podracer_offline import Cloning, DAgger, teach
+from podracer_offline import Cloning, DAgger, Dataset, replay, teach
 from podracer_offline.records import Record
 
 NETWORK = TorsoNetwork(MLP((32,), "tanh"), shared=False)
@@ -134,6 +134,37 @@ def test_a_student_sees_the_mask_of_its_actions_without_asking():
     agent = DAgger(network=NETWORK).build(environment.spec)
     params = agent.actor_params(agent.init(jax.random.key(1), 64))
     assert (agent.act(params, (), timestep, keys, True)[0] == 1).all()
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskWithin(WithHint):
+    """CartPole whose mask is within a key, which the group of the actor lacks."""
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        spec = super().spec
+        observation = {"state": spec.observation.pop("observation"), **spec.observation}
+        observation["observation"] = {ACTION_MASK: ArraySpec((2,), bool)}
+        return dataclasses.replace(spec, observation=observation)
+
+    def _hint(self, state: Any, timestep: TimeStep) -> Any:
+        state, timestep = super()._hint(state, timestep)
+        observation = {"state": timestep.observation["observation"], **timestep.observation}
+        observation["observation"] = {ACTION_MASK: jnp.asarray([False, True])}
+        return state, dataclasses.replace(timestep, observation=observation)
+
+
+def test_a_student_sees_a_mask_within_a_key():
+    assert teach(mode, MaskWithin(groups=(("actor", ("state",)),))).hidden == ("hint",)
+
+
+def test_recorded_episodes_of_a_student_are_of_what_it_sees():
+    environment = teach(mode, WithHint(), hidden=("hint",))
+    columns = {name: np.asarray([0, 1]) for name in ("action", "reward", "terminal")}
+    observation = {"observation": np.zeros((2, 4))}
+    data = replay(Dataset(observation=observation, timeout=np.zeros(2), **columns), environment)
+    assert data.spec.observation.observation == environment.spec.observation.observation
+    assert data.for_evaluation().spec == environment.for_evaluation().spec
 
 
 @podracer.struct

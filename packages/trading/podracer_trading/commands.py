@@ -11,6 +11,7 @@ from typing import Annotated
 from podracer.cli.arguments import parse
 from podracer.cli.run_options import AtCheckpoint, output_file
 from podracer.cli.values import Mark, RunPath
+from podracer.io.addresses import output_folder
 
 ModelsPath = Annotated[Path, Mark.POSITIONAL]
 
@@ -36,7 +37,8 @@ def backtest(arguments: Sequence[str]) -> int:
     from podracer_trading.backtest import backtest as compare
 
     use_compilation_cache()
-    file = output_file(options.output, options.run / "backtest.html", (".html", ".htm"))
+    page_of_run = output_folder(options.run) / "backtest.html"
+    file = output_file(options.output, page_of_run, (".html", ".htm"))
     result = compare(options.run, checkpoint=options.checkpoint)
     path = page.write_page(result, file)
     if options.json:

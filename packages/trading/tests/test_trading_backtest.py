@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import types
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from podracer.cli.main import main
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.errors import ConfigError
+from podracer.io.addresses import COPIES
 from podracer.io.checkpoint import stored_fingerprint
 from podracer_trading.backtest import POLICY, backtest, evaluate_policy, simulate
 from podracer_trading.baselines import buy_and_hold
@@ -132,6 +134,20 @@ def test_a_policy_stands_beside_the_baselines() -> None:
     hold = buy_and_hold(env.periods.validation, cash=5e5, cost=0.002)
     assert outcome.metrics["buy and hold"] == compute_performance(hold, 252)
     assert all(curve[0] == 5e5 and len(curve) == 60 for curve in outcome.curves.values())
+
+
+def test_the_page_of_a_copy_is_written_where_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of a run at an address is deleted with the process."""
+    files: list[Path] = []
+    result = types.SimpleNamespace(to_json=dict)
+    monkeypatch.setitem(COPIES, tmp_path, "s3://bucket/run")
+    monkeypatch.setattr("podracer_trading.backtest.backtest", lambda *_, **__: result)
+    monkeypatch.setattr("podracer_trading.page.write_page", lambda _, file: files.append(file))
+    with pytest.raises(SystemExit):
+        main(["backtest", str(tmp_path), "--json"])
+    assert files == [Path("backtest.html")]
 
 
 # --- a run ---------------------------------------------------------------------------------------

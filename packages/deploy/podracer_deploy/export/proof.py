@@ -17,7 +17,6 @@ from podracer.errors import ConfigError
 from podracer.policy import add_start
 from podracer.rollout import init_actor, step_environments
 from podracer.types import (
-    ACTION_MASK,
     ArraySpec,
     Carry,
     Continuous,
@@ -203,8 +202,9 @@ def draw_timesteps(spec: EnvironmentSpec, rng: np.random.Generator) -> TimeStep:
     if (mask := action_mask(observation)) is not None:
         assert not isinstance(spec.action, Continuous)
         sizes = spec.action.components
-        allowed = [np.arange(n) == rng.integers(0, n, (*shape, 1)) for n in sizes]
-        observation = {**observation, ACTION_MASK: mask | np.concatenate(allowed, axis=-1)}
+        draws = [np.arange(n) == rng.integers(0, n, (*shape, 1)) for n in sizes]
+        allowed = mask | np.concatenate(draws, axis=-1)
+        observation = jax.tree.map(lambda x: allowed if x is mask else x, observation)
     ones = np.ones(shape, np.float32)
     first = rng.random(shape) < 0.1
     first[0] = True

@@ -257,7 +257,8 @@ class Service:
                 return
             model = self._load(path)
             prepare(model, tuple(self._batch_sizes))
-            if model.policy.spec != self.model.policy.spec:
+            old, new = self.model.policy.spec, model.policy.spec
+            if (new.observation, new.action) != (old.observation, old.action):
                 raise ConfigError("it has other observations or actions.")
         except Exception as error:
             if repr(error) != self._complaint:
