@@ -122,7 +122,7 @@ def examine(environment: Any) -> EnvironmentReport:
             return report
         if isinstance(environment, Gymnasium):
             watched = Watched(environment)
-            return _play(watched, watched.spec, 1, GYMNASIUM_STEPS)
+            return _play(watched, checks.check_spec(watched), 1, GYMNASIUM_STEPS)
         if isinstance(environment, HostEnvironments):
             return _play(environment, checks.check_spec(environment), ENVS_ON_HOST)
         return _play_in_jax(environment, checks.check_environment(environment))
@@ -169,7 +169,7 @@ def _play(
         difference = _first_difference(timesteps, repeated)
     except PodracerError as error:
         return EnvironmentReport(spec.name, spec, (Finding("error", str(error)),))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # its code 0 would count as success
         text = f"{spec.name} raised {describe_error(error)}"
         return EnvironmentReport(spec.name, spec, (Finding("error", text),))
     errors = [f"{text}." for text in validator.first_faults.values()]

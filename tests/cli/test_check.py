@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import OrderedDict
 
 import gymnasium
 import hosts
@@ -74,6 +75,11 @@ class Raises(Walk):
         raise RuntimeError("the wheel came off")
 
 
+class Exits(Walk):
+    def step(self, action):
+        raise SystemExit(0)  # which would count as success
+
+
 class NotFinite(Walk):
     def step(self, action):
         return np.full(2, np.nan, np.float32), 1.0, False, False, {}
@@ -96,6 +102,30 @@ class Masked(Walk):
         return *super().step(action)[:4], {"action_mask": np.ones(2, np.int8)}
 
 
+class MaskOfFive(Walk):
+    observation_space = spaces.Dict({"action_mask": spaces.MultiBinary(5)})
+
+
+class MaskOfFloats(MaskOfFive):
+    action_space = spaces.Box(-1.0, 1.0, (5,))
+
+
+class Empty(Walk):
+    observation_space = spaces.Box(-9.0, 9.0, (0,))
+
+
+class Ordered(Walk):
+    """Has its entries in another order than JAX sorts them in, one as a list."""
+
+    observation_space = spaces.Dict(
+        {x: spaces.Box(-9.0, 9.0, (n,)) for x, n in (("z", 2), ("a", 3))}
+    )
+
+    def observe(self):
+        position = self.np_random.uniform(-9.0, 9.0, 3).astype(np.float32)
+        return OrderedDict(z=position[:2].tolist(), a=position)
+
+
 def normalized():
     return wrappers.NormalizeObservation(wrappers.TimeLimit(Walk(), 5))
 
@@ -112,6 +142,10 @@ WARNINGS = {
 }
 ERRORS = {
     WithoutSeed: ("`reset(seed=seed)` raised TypeError", "keyword argument 'seed'"),
+    Exits: ("`step` raised SystemExit: 0 (test_check.py, line ",),
+    MaskOfFive: ("['action_mask'] must be bool[2], an entry for each action, but it is bool[5].",),
+    MaskOfFloats: ("only discrete actions have an action_mask.",),
+    Empty: ("spec.observation has no numbers",),
     Raises: ("`step` raised RuntimeError: the wheel came off (test_check.py, line ",),
     NotFinite: ("`step` returned bad data (not_finite): observation is not finite.",),
     AnotherShape: ("observation must have shape (2,), but has (3,)",),
@@ -128,6 +162,12 @@ def test_an_environment_without_a_fault_is_usable():
     assert report.figures["steps a second of one environment"] > 0
     assert report.spec == podracer.Gymnasium(Walk).spec
     assert "no errors and no warnings" in str(report)
+
+
+def test_entries_of_an_observation_come_in_any_order_and_as_lists():
+    report = podracer.check_environment(Ordered)
+    assert report.usable
+    assert not any("64 bits" in finding.text for finding in report.findings)
 
 
 @pytest.mark.parametrize("kind", WARNINGS, ids=lambda kind: kind.__name__)
