@@ -14,12 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
-from podracer.environment import (
-    Environment,
-    HostEnvironments,
-    evaluation_environment,
-    features,
-)
+from podracer.environment import Environment, HostEnvironments, evaluation_environment, features
 from podracer.errors import ConfigError
 from podracer.evaluate import (
     ActingRule,

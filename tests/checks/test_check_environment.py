@@ -248,7 +248,14 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
             reset=lambda key: ((reset(key)[0].x,), reset(key)[1]),
             step=lambda key, state, action: ([state[0]], reset(key)[1]),
         ),
-        ("state", "structure"),
+        ("state must keep its structure: state changed from tuple to list.",),
+    ),
+    "state with another container inside": (
+        mutant(
+            reset=lambda key: ({"a": (reset(key)[0].x, ())}, reset(key)[1]),
+            step=lambda key, state, action: ({"a": (state["a"][0], None)}, reset(key)[1]),
+        ),
+        ("structure: state['a'][1] changed from tuple to NoneType.",),
     ),
     "state with a key": (
         mutant(
