@@ -83,8 +83,8 @@ def check_spec(environment: Any) -> types.EnvironmentSpec:
         raise ConfigError(f"{spec.name}: spec.observation has no numbers, by which agents act.")
     for path, leaf in leaves_by_path(spec.observation).items():
         name, dtype = f"{spec.name}: spec.observation{path}", leaf.dtype
-        if not jnp.issubdtype(dtype, np.number) and dtype != np.bool_:
-            raise ConfigError(f"{name} must be of numbers or bool, and not of {dtype}.")
+        if not jnp.isdtype(dtype, ("bool", "integral", "real floating")):
+            raise ConfigError(f"{name} must be of real numbers or bool, and not of {dtype}.")
         if (canonical := np.dtype(jax.dtypes.canonicalize_dtype(dtype))) != dtype:
             raise ConfigError(
                 f"{name} is {dtype}, of which devices keep {canonical}: declare and return that."

@@ -224,7 +224,11 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     "observation of text": (
         with_spec(observation={"x": ArraySpec((3,), "U3")}),
-        ("spec.observation['x'] must be of numbers or bool, and not of <U3",),
+        ("spec.observation['x'] must be of real numbers or bool, and not of <U3",),
+    ),
+    "observation of complex numbers": (
+        with_spec(observation={"x": ArraySpec((3,), np.complex64)}),
+        ("spec.observation['x'] must be of real numbers or bool, and not of complex64",),
     ),
     "observation of another shape": (
         showing(observation=lambda t: {"x": t.observation["x"][:2]}),
