@@ -285,11 +285,18 @@ class OutOfValues(Steps):
 def test_episodes_that_mix_and_numbers_without_a_value_are_refused():
     with pytest.raises(podracer.ConfigError, match="`first` is set where no episode ended"):
         podracer.check_environment(Mixing())
-    with pytest.raises(podracer.ConfigError, match="reaches its num_values, 3"):
-        podracer.check_environment(podracer.auto_reset(OutOfValues(), show_terminals=True))
+    for kind in (OutOfValues, BelowValues):
+        env = podracer.auto_reset(kind(), show_terminals=True)
+        with pytest.raises(podracer.ConfigError, match="must be 0 to 2, by its num_values of 3"):
+            podracer.check_environment(env)
 
 
 # --- the command ---------------------------------------------------------------------------------
+
+class BelowValues(OutOfValues):
+    def step(self, key, state, action):
+        return state, podracer.transition(jnp.int32(-1), jnp.float32(0), terminal=True)
+
 
 
 def test_the_command_reports_and_exits(capsys, monkeypatch, tmp_path):
