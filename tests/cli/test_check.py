@@ -204,6 +204,7 @@ def unseeded(batch, timestep):
         (change(reward=np.full(4, np.nan, np.float32)), "error", "reward is not finite"),
         (change(reward=np.zeros(4)), "error", "reward must be float32[4], but it became float64"),
         (change(last=np.ones(4, bool), first=np.zeros(4, bool)), "error", "no new episode begins"),
+        (change(discount=np.zeros(4, np.float32)), "error", "no new episode begins"),
         (unseeded, "warning", "two batches with one seed and the same actions differ from step 1"),
     ],
 )
@@ -255,6 +256,8 @@ def test_an_environment_in_jax_is_played_too():
     assert report.figures["terminals"] == 64 * (200 // 3)
     (finding,) = podracer.check_environment(Steps()).findings
     assert finding.text == "it does not restart: train in podracer.auto_reset(...)."
+    (finding,) = podracer.check_environment(WithoutLast()).findings
+    assert finding.text == "it does not restart: train in podracer.auto_reset(...)."
     with pytest.raises(podracer.ConfigError, match="reward is not finite"):
         podracer.check_environment(podracer.auto_reset(Steps(reward=np.inf)))
 
@@ -266,6 +269,14 @@ class Mixing(Steps):
         ended = state >= 2
         timestep = podracer.transition(jnp.zeros(1), jnp.float32(self.reward))
         return jnp.where(ended, 0, state + 1), dataclasses.replace(timestep, first=ended)
+
+
+class WithoutLast(Steps):
+    """Marks a terminal by `discount` alone, after which it goes on."""
+
+    def step(self, key, state, action):
+        state, timestep = super().step(key, state, action)
+        return state, dataclasses.replace(timestep, last=jnp.bool_(False))
 
 
 class OutOfValues(Steps):
@@ -282,6 +293,11 @@ class OutOfValues(Steps):
         return state + 1, timestep
 
 
+class BelowValues(OutOfValues):
+    def step(self, key, state, action):
+        return state, podracer.transition(jnp.int32(-1), jnp.float32(0), terminal=True)
+
+
 def test_episodes_that_mix_and_numbers_without_a_value_are_refused():
     with pytest.raises(podracer.ConfigError, match="`first` is set where no episode ended"):
         podracer.check_environment(Mixing())
@@ -292,11 +308,6 @@ def test_episodes_that_mix_and_numbers_without_a_value_are_refused():
 
 
 # --- the command ---------------------------------------------------------------------------------
-
-class BelowValues(OutOfValues):
-    def step(self, key, state, action):
-        return state, podracer.transition(jnp.int32(-1), jnp.float32(0), terminal=True)
-
 
 
 def test_the_command_reports_and_exits(capsys, monkeypatch, tmp_path):
