@@ -147,7 +147,7 @@ def _host_drawer(
 
     The functions return a picture, and the observation that the agent sees. Raises `ConfigError`.
     """
-    env, spec = evaluation_environment(env), env.spec
+    spec = env.spec
     if (with_pictures := features(env).with_pictures) is not None:
         return with_pictures(), lambda x: np.array(x["picture"][0]), lambda x: x["observation"]
     if has_picture(spec.observation):
