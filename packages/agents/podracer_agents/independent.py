@@ -51,7 +51,7 @@ def joint_spec(name: str, **agents: tuple[PyTree, ActionSpace]) -> EnvironmentSp
     """
     specs = {agent: EnvironmentSpec(f"{name}.{agent}", *spaces) for agent, spaces in agents.items()}
     for spec in specs.values():
-        check_spec(SimpleNamespace(spec=spec))  # of the whole, masks of agents are no masks
+        check_spec(SimpleNamespace(spec=spec))  # a check of all together finds no mask
     observation = {agent: spec.observation for agent, spec in specs.items()}
     boxes = [spec.action for spec in specs.values() if isinstance(spec.action, Continuous)]
     choices = [spec.action for spec in specs.values() if not isinstance(spec.action, Continuous)]
