@@ -310,8 +310,9 @@ class AutoReset:
         self, key: jax.Array, state: AutoResetState, action: jax.Array
     ) -> tuple[AutoResetState, TimeStep]:
         inner, timestep = self.inner.step(key, state.inner, action)
-        is_hidden = (timestep.discount == 0) & (not self.show_terminals)
-        restarts = state.timed_out | (timestep.last & is_hidden)
+        is_terminal = timestep.discount == 0
+        last = timestep.last | (is_terminal & ~timestep.first)  # a `discount` of 0 alone ends, too
+        restarts = state.timed_out | (last & is_terminal & (not self.show_terminals))
         first_state, first_timestep = self._restart(sibling_key(key), restarts)
 
         def choose(new: PyTree, old: PyTree) -> PyTree:
@@ -322,7 +323,7 @@ class AutoReset:
             reward=jnp.where(state.timed_out, 0.0, timestep.reward),
             discount=jnp.where(state.timed_out, 1.0, timestep.discount),
             first=restarts | timestep.first,  # an environment may restart by itself, too
-            last=timestep.last & ~restarts,
+            last=last & ~restarts,
         )
         return AutoResetState(choose(first_state, inner), timestep.last), timestep
 
@@ -368,9 +369,9 @@ def auto_reset(
 ) -> AutoReset:
     """Return an environment that restarts by itself, as drivers expect, from one that does not.
 
-    `environment` has a device environment's methods and only marks ends (`last`, `discount`).
-    Under `vmap` each step computes a reset for every environment. Where that is expensive take
-    `resets_per_step` resets for the whole batch: if more end in one step, some begin alike.
+    `environment` has a device environment's methods and only marks ends: `last`, or a `discount`
+    of 0. Under `vmap` each step computes a reset for every environment. Where that is expensive
+    take `resets_per_step` resets for the whole batch: if more end in one step, some begin alike.
     With `show_terminals` a terminal shows its final observation and `last`, as on the host, and the
     next step restarts.
     """

@@ -222,7 +222,6 @@ def play_episodes(
     update: jax.Array,
 ) -> Episodes:
     """Play one episode in each environment of a batch; may be traced."""
-    env = environment.evaluation_environment(env)
     indices = jnp.arange(episodes, dtype=jnp.uint32)
     key = evaluation_key(run_key, update)
 
@@ -374,7 +373,7 @@ def host_steps(
     faults that are not yet `logged` are.
     """
     num_envs = len(is_over)
-    environments = on_host(environment.evaluation_environment(env))
+    environments = on_host(env)
     params, key, seed = _acting_inputs(params, run_key, update)
     carry, indices = agent.carry(num_envs), np.arange(num_envs, dtype=np.uint32)
     make = partial(environments.make, num_envs, num_cores())

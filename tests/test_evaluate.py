@@ -79,6 +79,25 @@ class Late(Line):
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Priced(Line):
+    """Pays a price in each step, in an evaluation twice as much."""
+
+    price: float = 1.0
+
+    def for_evaluation(self):
+        return dataclasses.replace(self, price=2 * self.price)
+
+    def step(self, key, state, action):
+        state, timestep = super().step(key, state, action)
+        return state, dataclasses.replace(timestep, reward=jnp.float32(self.price))
+
+
+class OnHost(DeviceEnvironments):
+    def for_evaluation(self):
+        return OnHost(self.environment.for_evaluation())
+
+
 def unused(*_):
     raise NotImplementedError
 
@@ -142,6 +161,13 @@ def test_epsilon_is_the_share_of_uniformly_random_allowed_actions(host, masked):
     bound = 4 * (share / returns.size / LENGTH) ** 0.5
     assert abs(third.mean() - share) < bound
     assert abs(second.mean() - (0 if masked else share)) <= (0 if masked else bound)
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_the_environment_of_an_evaluation_is_made_once(host):
+    env = podracer.auto_reset(Priced())
+    evaluator = make_evaluator(scripted(env.spec), OnHost(env) if host else env, 2)
+    assert evaluator((), jax.random.key(0)).returns.tolist() == [2 * LENGTH, 2 * LENGTH]
 
 
 @pytest.mark.parametrize("host", [False, True])

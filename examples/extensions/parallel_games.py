@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 import podracer
+from podracer.types import action_mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +94,8 @@ class GameBatch:
                 is_over = last[i].all()
                 reward[i], first[i], last[i] = reward[i].mean(), False, is_over
                 discount[i] = is_timeout or not is_over
+                if (mask := action_mask(self.observation)) is not None:  # the dead may have none
+                    mask.reshape(*last.shape, -1)[i][self.finished[i]] = True
         return self.timestep(first, last, reward, discount)
 
     def write(self, i: int, observations: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
 
 from podracer.agent import Agent, Blueprint, policy_params
-from podracer.checks.errors import ARRAYS, trace, type_text
+from podracer.checks.errors import ARRAYS, structure_change, trace, type_text
 from podracer.devices.mesh import DATA, REPLICATED
 from podracer.devices.ordering import call_in_order, is_reduction, scan_parts
 from podracer.devices.reductions import MaskedMean
@@ -328,7 +328,7 @@ def _check_kept(place: str, part: str, old: PyTree, new: PyTree) -> None:
     changes = [f"{part}{path} is missing" for path in leaves if path not in new_leaves]
     changes += [f"{part}{path} is new" for path in new_leaves if path not in leaves]
     if not changes and jax.tree.structure(old) != jax.tree.structure(new):
-        changes = [f"{jax.tree.structure(old)} became {jax.tree.structure(new)}"]
+        changes = [structure_change(old, new, part)]
     if changes:
         raise ConfigError(f"{place} must keep the structure of its {part}: {changes[0]}.")
     for path, leaf in leaves.items():

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import types
-from podracer.checks.errors import describe_error, trace, type_text
+from podracer.checks.errors import describe_error, structure_change, trace, type_text
 from podracer.environment import AutoReset, HostEnvironments, action_struct, is_of_gymnasium
 from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.types import action_mask, leaves_by_path
@@ -83,8 +83,8 @@ def check_spec(environment: Any) -> types.EnvironmentSpec:
         raise ConfigError(f"{spec.name}: spec.observation has no numbers, by which agents act.")
     for path, leaf in leaves_by_path(spec.observation).items():
         name, dtype = f"{spec.name}: spec.observation{path}", leaf.dtype
-        if not jnp.issubdtype(dtype, np.number) and dtype != np.bool_:
-            raise ConfigError(f"{name} must be of numbers or bool, and not of {dtype}.")
+        if not jnp.isdtype(dtype, ("bool", "integral", "real floating")):
+            raise ConfigError(f"{name} must be of real numbers or bool, and not of {dtype}.")
         if (canonical := np.dtype(jax.dtypes.canonicalize_dtype(dtype))) != dtype:
             raise ConfigError(
                 f"{name} is {dtype}, of which devices keep {canonical}: declare and return that."
@@ -222,7 +222,5 @@ def _check_same(name: str, part: str, expected: types.PyTree, tree: types.PyTree
                 f"write jnp.asarray(x, jnp.{spec.dtype}) to make it {wanted}."
             )
     if jax.tree.structure(expected) != jax.tree.structure(tree):
-        raise ConfigError(
-            f"{name}: {part} must have the structure {jax.tree.structure(expected)}, "
-            f"but it is {jax.tree.structure(tree)}."
-        )
+        change = structure_change(expected, tree, part)
+        raise ConfigError(f"{name}: {part} must keep its structure: {change}.")

@@ -87,6 +87,17 @@ def _generator_states(owner: Any) -> str:
     return f"{np.random.get_state()} {states}"  # noqa: NPY002
 
 
+def structure_change(old: Any, new: Any, path: str) -> str:
+    """Return where, from `path` on, a tree first changed its structure, and how."""
+    if type(old) is not type(new):
+        return f"{path} changed from {type(old).__name__} to {type(new).__name__}"
+    levels = (jax.tree_util.tree_leaves_with_path(x, lambda y, x=x: y is not x) for x in (old, new))
+    for (key, old_part), (_, new_part) in zip(*levels, strict=False):
+        if jax.tree.structure(old_part) != jax.tree.structure(new_part):
+            return structure_change(old_part, new_part, path + jax.tree_util.keystr(key))
+    return f"{path} has other static fields or empty parts"
+
+
 def type_text(leaf: Any) -> str:
     """Return the dtype and the shape of an array or of what describes one."""
     return f"{leaf.dtype}{list(leaf.shape)}"

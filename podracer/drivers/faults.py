@@ -71,7 +71,9 @@ def fault_bits(
     final, steps = trajectory.final, trajectory.steps.timestep
     observations, rewards = (steps.observation, final.observation), (steps.reward, final.reward)
     leaves = _checked_leaves(observations, rewards, metrics, learner.shared)
-    restarts = jnp.all(trajectory.next_timesteps().first | trajectory.valid())
+    following = trajectory.next_timesteps()
+    begins_after = following.first | following.last | (following.discount != 0)  # a terminal
+    restarts = jnp.all((following.first | trajectory.valid()) & begins_after)
     passed = [
         (flag, is_finite)
         for flag, group in itertools.groupby(leaves, lambda leaf: leaf[0])

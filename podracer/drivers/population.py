@@ -247,12 +247,12 @@ class Population(Anakin):
         With `fixed` all evaluations of a pod play the same episodes, drawn with its seed: a
         selection changes the key in its state. Raises `ConfigError` as `make_evaluator` does.
         """
-        if isinstance(evaluation_environment(self.env), HostEnvironments):
+        env, rule = evaluation_environment(self.env), evaluate.ActingRule(policy, epsilon)
+        if isinstance(env, HostEnvironments):
             raise ConfigError(
                 f"pods are evaluated on the device, and {self.env.spec.name} runs on the host: "
                 "take `evaluations=0`, or train once for each `seed`."
             )
-        env, rule = self.env, evaluate.ActingRule(policy, epsilon)
         rule.check(env.spec)
 
         def play(agents: Blueprint, states: TrainState, keys: jax.Array) -> Episodes:

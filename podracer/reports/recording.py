@@ -14,12 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
-from podracer.environment import (
-    Environment,
-    HostEnvironments,
-    evaluation_environment,
-    features,
-)
+from podracer.environment import Environment, HostEnvironments, evaluation_environment, features
 from podracer.errors import ConfigError
 from podracer.evaluate import (
     ActingRule,
@@ -152,7 +147,7 @@ def _host_drawer(
 
     The functions return a picture, and the observation that the agent sees. Raises `ConfigError`.
     """
-    env, spec = evaluation_environment(env), env.spec
+    spec = env.spec
     if (with_pictures := features(env).with_pictures) is not None:
         return with_pictures(), lambda x: np.array(x["picture"][0]), lambda x: x["observation"]
     if has_picture(spec.observation):

@@ -122,7 +122,7 @@ def examine(environment: Any) -> EnvironmentReport:
             return report
         if isinstance(environment, Gymnasium):
             watched = Watched(environment)
-            return _play(watched, watched.spec, 1, GYMNASIUM_STEPS)
+            return _play(watched, checks.check_spec(watched), 1, GYMNASIUM_STEPS)
         if isinstance(environment, HostEnvironments):
             return _play(environment, checks.check_spec(environment), ENVS_ON_HOST)
         return _play_in_jax(environment, checks.check_environment(environment))
@@ -169,7 +169,7 @@ def _play(
         difference = _first_difference(timesteps, repeated)
     except PodracerError as error:
         return EnvironmentReport(spec.name, spec, (Finding("error", str(error)),))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # its code 0 would count as success
         text = f"{spec.name} raised {describe_error(error)}"
         return EnvironmentReport(spec.name, spec, (Finding("error", text),))
     errors = [f"{text}." for text in validator.first_faults.values()]
@@ -185,8 +185,9 @@ def _play(
         warnings += [f"no group has the key {key!r}: no network sees it." for key in sorted(unread)]
     for path, leaf in leaves_by_path(spec.observation).items():
         warnings += wrong_scales(f"observation{path}", leaf, largest[path])
-        if largest[path] >= (leaf.num_values or np.inf):
-            errors.append(f"observation{path} reaches its num_values, {leaf.num_values}.")
+        values = (leaves_by_path(x.observation)[path] for x in timesteps)
+        if (n := leaf.num_values) and any(((x < 0) | (x >= n)).any() for x in values):
+            errors.append(f"observation{path} must be 0 to {n - 1}, by its num_values of {n}.")
     errors += _broken_stacks(spec, timesteps)
     pairs = itertools.pairwise(timesteps)
     if any((new.first & ~new.last & ~old.last & (new.discount != 0)).any() for old, new in pairs):
@@ -266,9 +267,6 @@ def _figures(timesteps: list[TimeStep], num_envs: int) -> dict[str, Any]:
         totals += timestep.reward
         returns += totals[terminal | timeout].tolist()
         totals[terminal | timeout] = 0
-    figures: dict[str, Any] = {
-        "steps of random play": (len(timesteps) - 1) * num_envs,
-        "terminals": terminals,
-        "time-outs": timeouts,
-    }
+    steps = (len(timesteps) - 1) * num_envs
+    figures = {"steps of random play": steps, "terminals": terminals, "time-outs": timeouts}
     return figures | ({"mean return": float(np.mean(returns))} if returns else {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from functools import partial
 from typing import Any
 
@@ -164,6 +165,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a key that is new": (
         learning(lambda s, m: (LearnerState(s.shared | {"steps": jnp.int32(1)}), m)),
         "must keep the structure of its state: state.shared['steps'] is new.",
+    ),
+    "another container": (
+        learning(lambda s, m: (LearnerState(OrderedDict(s.shared), s.local), m)),
+        "must keep the structure of its state: state.shared changed from dict to OrderedDict.",
     ),
     "text in the state": (
         agent(init=lambda *_: LearnerState({"phase": "warm-up"})),

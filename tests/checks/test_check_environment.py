@@ -224,7 +224,11 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     "observation of text": (
         with_spec(observation={"x": ArraySpec((3,), "U3")}),
-        ("spec.observation['x'] must be of numbers or bool, and not of <U3",),
+        ("spec.observation['x'] must be of real numbers or bool, and not of <U3",),
+    ),
+    "observation of complex numbers": (
+        with_spec(observation={"x": ArraySpec((3,), np.complex64)}),
+        ("spec.observation['x'] must be of real numbers or bool, and not of complex64",),
     ),
     "observation of another shape": (
         showing(observation=lambda t: {"x": t.observation["x"][:2]}),
@@ -248,7 +252,14 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
             reset=lambda key: ((reset(key)[0].x,), reset(key)[1]),
             step=lambda key, state, action: ([state[0]], reset(key)[1]),
         ),
-        ("state", "structure"),
+        ("state must keep its structure: state changed from tuple to list.",),
+    ),
+    "state with another container inside": (
+        mutant(
+            reset=lambda key: ({"a": (reset(key)[0].x, ())}, reset(key)[1]),
+            step=lambda key, state, action: ({"a": (state["a"][0], None)}, reset(key)[1]),
+        ),
+        ("structure: state['a'][1] changed from tuple to NoneType.",),
     ),
     "state with a key": (
         mutant(

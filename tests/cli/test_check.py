@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import OrderedDict
 
 import gymnasium
 import hosts
@@ -74,6 +75,11 @@ class Raises(Walk):
         raise RuntimeError("the wheel came off")
 
 
+class Exits(Walk):
+    def step(self, action):
+        raise SystemExit(0)  # which would count as success
+
+
 class NotFinite(Walk):
     def step(self, action):
         return np.full(2, np.nan, np.float32), 1.0, False, False, {}
@@ -96,6 +102,30 @@ class Masked(Walk):
         return *super().step(action)[:4], {"action_mask": np.ones(2, np.int8)}
 
 
+class MaskOfFive(Walk):
+    observation_space = spaces.Dict({"action_mask": spaces.MultiBinary(5)})
+
+
+class MaskOfFloats(MaskOfFive):
+    action_space = spaces.Box(-1.0, 1.0, (5,))
+
+
+class Empty(Walk):
+    observation_space = spaces.Box(-9.0, 9.0, (0,))
+
+
+class Ordered(Walk):
+    """Has its entries in another order than JAX sorts them in, one as a list."""
+
+    observation_space = spaces.Dict(
+        {x: spaces.Box(-9.0, 9.0, (n,)) for x, n in (("z", 2), ("a", 3))}
+    )
+
+    def observe(self):
+        position = self.np_random.uniform(-9.0, 9.0, 3).astype(np.float32)
+        return OrderedDict(z=position[:2].tolist(), a=position)
+
+
 def normalized():
     return wrappers.NormalizeObservation(wrappers.TimeLimit(Walk(), 5))
 
@@ -112,6 +142,10 @@ WARNINGS = {
 }
 ERRORS = {
     WithoutSeed: ("`reset(seed=seed)` raised TypeError", "keyword argument 'seed'"),
+    Exits: ("`step` raised SystemExit: 0 (test_check.py, line ",),
+    MaskOfFive: ("['action_mask'] must be bool[2], an entry for each action, but it is bool[5].",),
+    MaskOfFloats: ("only discrete actions have an action_mask.",),
+    Empty: ("spec.observation has no numbers",),
     Raises: ("`step` raised RuntimeError: the wheel came off (test_check.py, line ",),
     NotFinite: ("`step` returned bad data (not_finite): observation is not finite.",),
     AnotherShape: ("observation must have shape (2,), but has (3,)",),
@@ -128,6 +162,12 @@ def test_an_environment_without_a_fault_is_usable():
     assert report.figures["steps a second of one environment"] > 0
     assert report.spec == podracer.Gymnasium(Walk).spec
     assert "no errors and no warnings" in str(report)
+
+
+def test_entries_of_an_observation_come_in_any_order_and_as_lists():
+    report = podracer.check_environment(Ordered)
+    assert report.usable
+    assert not any("64 bits" in finding.text for finding in report.findings)
 
 
 @pytest.mark.parametrize("kind", WARNINGS, ids=lambda kind: kind.__name__)
@@ -164,6 +204,7 @@ def unseeded(batch, timestep):
         (change(reward=np.full(4, np.nan, np.float32)), "error", "reward is not finite"),
         (change(reward=np.zeros(4)), "error", "reward must be float32[4], but it became float64"),
         (change(last=np.ones(4, bool), first=np.zeros(4, bool)), "error", "no new episode begins"),
+        (change(discount=np.zeros(4, np.float32)), "error", "no new episode begins"),
         (unseeded, "warning", "two batches with one seed and the same actions differ from step 1"),
     ],
 )
@@ -215,6 +256,8 @@ def test_an_environment_in_jax_is_played_too():
     assert report.figures["terminals"] == 64 * (200 // 3)
     (finding,) = podracer.check_environment(Steps()).findings
     assert finding.text == "it does not restart: train in podracer.auto_reset(...)."
+    (finding,) = podracer.check_environment(WithoutLast()).findings
+    assert finding.text == "it does not restart: train in podracer.auto_reset(...)."
     with pytest.raises(podracer.ConfigError, match="reward is not finite"):
         podracer.check_environment(podracer.auto_reset(Steps(reward=np.inf)))
 
@@ -226,6 +269,14 @@ class Mixing(Steps):
         ended = state >= 2
         timestep = podracer.transition(jnp.zeros(1), jnp.float32(self.reward))
         return jnp.where(ended, 0, state + 1), dataclasses.replace(timestep, first=ended)
+
+
+class WithoutLast(Steps):
+    """Marks a terminal by `discount` alone, after which it goes on."""
+
+    def step(self, key, state, action):
+        state, timestep = super().step(key, state, action)
+        return state, dataclasses.replace(timestep, last=jnp.bool_(False))
 
 
 class OutOfValues(Steps):
@@ -242,11 +293,18 @@ class OutOfValues(Steps):
         return state + 1, timestep
 
 
+class BelowValues(OutOfValues):
+    def step(self, key, state, action):
+        return state, podracer.transition(jnp.int32(-1), jnp.float32(0), terminal=True)
+
+
 def test_episodes_that_mix_and_numbers_without_a_value_are_refused():
     with pytest.raises(podracer.ConfigError, match="`first` is set where no episode ended"):
         podracer.check_environment(Mixing())
-    with pytest.raises(podracer.ConfigError, match="reaches its num_values, 3"):
-        podracer.check_environment(podracer.auto_reset(OutOfValues(), show_terminals=True))
+    for kind in (OutOfValues, BelowValues):
+        env = podracer.auto_reset(kind(), show_terminals=True)
+        with pytest.raises(podracer.ConfigError, match="must be 0 to 2, by its num_values of 3"):
+            podracer.check_environment(env)
 
 
 # --- the command ---------------------------------------------------------------------------------

@@ -315,8 +315,16 @@ class NeverFirst(CartPole):
         return state, dataclasses.replace(timestep, first=timestep.last & False)
 
 
-def test_an_environment_that_does_not_restart_is_named():
-    env = NeverFirst()
+class NeverLast(NeverFirst):
+    """Has a `discount` of 0 alone."""
+
+    def step(self, key, state, action):
+        state, timestep = super().step(key, state, action)
+        return state, dataclasses.replace(timestep, last=timestep.first)
+
+
+@pytest.mark.parametrize("env", [NeverFirst(), NeverLast()])
+def test_an_environment_that_does_not_restart_is_named(env):
     driver, state = anakin_setup(AGENTS["a2c"], env, rollout_length=64, updates_per_chunk=1)
     with pytest.raises(ConfigError, match="auto_reset"):
         list(driver.run(state, Orders(10)))

@@ -74,7 +74,7 @@ class ScriptState:
 
 
 class Script:
-    """Ends as its actions say: 5 is a terminal, 6 a time-out, 7 both at once."""
+    """Ends as its actions say: 4 is a terminal without `last`, 5 with, 6 a time-out, 7 both."""
 
     spec = EnvironmentSpec(
         "script",
@@ -89,8 +89,9 @@ class Script:
     def step(self, key: jax.Array, state: ScriptState, action: jax.Array) -> Any:
         state = ScriptState(state.episode, state.time + 1)
         reward = 10 * state.time + action
-        terminal, timeout = (action == 5) | (action == 7), action >= 6
-        return state, transition(vars(state), reward, terminal=terminal, timeout=timeout)
+        terminal, timeout = (action >= 4) & (action != 6), action >= 6
+        timestep = transition(vars(state), reward, terminal=terminal, timeout=timeout)
+        return state, dataclasses.replace(timestep, last=timestep.last & (action != 4))
 
 
 @pytest.mark.parametrize("env", [Script(), auto_reset(Script())], ids=["once", "twice"])
@@ -108,7 +109,7 @@ def test_auto_reset_against_a_python_loop(env: Any) -> None:
             else:
                 time += 1
                 reward = 10.0 * time + action
-                if action in (5, 7):
+                if action in (4, 5, 7):
                     time, discount, first = 0, 0.0, True
                 elif action == 6:
                     cut = last = True

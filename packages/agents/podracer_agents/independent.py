@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
+from podracer.checks import check_spec
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.types import (
@@ -48,6 +50,8 @@ def joint_spec(name: str, **agents: tuple[PyTree, ActionSpace]) -> EnvironmentSp
     discrete, or all continuous.
     """
     specs = {agent: EnvironmentSpec(f"{name}.{agent}", *spaces) for agent, spaces in agents.items()}
+    for spec in specs.values():
+        check_spec(SimpleNamespace(spec=spec))  # a check of all together finds no mask
     observation = {agent: spec.observation for agent, spec in specs.items()}
     boxes = [spec.action for spec in specs.values() if isinstance(spec.action, Continuous)]
     choices = [spec.action for spec in specs.values() if not isinstance(spec.action, Continuous)]

@@ -113,6 +113,9 @@ def test_actions_are_joined_in_turn():
         "words", a=(place, Discrete(3)), b=(place, podracer.MultiDiscrete((2, 4)))
     )
     assert discrete.action.num_actions == (3, 2, 4)
+    masked = {"observation": place, "action_mask": ArraySpec((2,), bool)}
+    with pytest.raises(ConfigError, match=r"two.b: .* must be bool\[3\], an entry for each action"):
+        joint_spec("two", a=(place, Discrete(3)), b=(masked, Discrete(3)))
     with pytest.raises(ConfigError, match="all discrete or all continuous"):
         joint_spec("mixed", a=(place, Discrete(3)), b=(place, box))
     with pytest.raises(ConfigError, match="has the agents speaker, listener, and words has a, b"):

@@ -18,7 +18,7 @@ import numpy as np
 from podracer.environment import evaluation_environment, sibling_key, wrap_features
 from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.fields import static, struct
-from podracer.types import EnvironmentSpec, EnvState, PyTree, TimeStep
+from podracer.types import ACTION_MASK, EnvironmentSpec, EnvState, PyTree, TimeStep
 
 
 @struct
@@ -89,6 +89,7 @@ class AgentsAsRows:
         if self.by_team:  # all rows end with the game
             ends = jnp.broadcast_to(is_over, finished.shape)
             is_terminal = ends & ~is_timeout
+            timesteps = _with_actions(timesteps, finished)
         # An agent that is over has no part in the game: its row is cut until the game begins again.
         cut = game.finished & (not self.by_team)
         restarts = game.timed_out | (is_over & ~is_timeout)
@@ -136,6 +137,17 @@ class AgentsAsRows:
             return rows, jax.tree.map(lambda _: True, rows)
 
         return row(*args)
+
+
+def _with_actions(timesteps: TimeStep, rows: jax.Array) -> TimeStep:
+    """Allow all actions in some rows `[n]`: where a game ignores them, its masks may allow none."""
+
+    def allow(path: Any, leaf: jax.Array) -> jax.Array:
+        is_mask = bool(path) and getattr(path[-1], "key", None) == ACTION_MASK
+        return leaf | rows[:, None] if is_mask else leaf
+
+    observation = jax.tree_util.tree_map_with_path(allow, timesteps.observation)
+    return dataclasses.replace(timesteps, observation=observation)
 
 
 def agents_as_rows(env: Any, num_agents: int, *, share_rewards: bool = False) -> AgentsAsRows:

@@ -59,6 +59,20 @@ class Hunt:
         return jnp.concatenate([agent, state.health[:, None].astype(jnp.float32), time], axis=1)
 
 
+class MaskedHunt(Hunt):
+    """Hunt in which the dead have no action."""
+
+    spec = EnvironmentSpec(
+        "hunt",
+        {"observation": ArraySpec((5,)), "action_mask": ArraySpec((2,), bool)},
+        Discrete(2),
+    )
+
+    def observe(self, state):
+        mask = jnp.broadcast_to(state.health[:, None] > 0, (3, 2))
+        return {"observation": super().observe(state), "action_mask": mask}
+
+
 def play(env, actions):
     """Timesteps `[T+1, 3]` of one game with actions `[T, 3]`."""
     keys = jax.random.split(jax.random.key(0), 3)
@@ -93,6 +107,13 @@ def test_the_dead_are_cut_until_the_game_begins_again():
         [1, 0, 0, 0, 0, 0, 0, 1, 0],
         [1, 0, 0, 0, 1, 1, 1, 1, 0],
     ]
+
+
+def test_the_dead_may_be_without_an_action():
+    rows = agents_as_rows(MaskedHunt(), 3)
+    for env in (rows, rows.for_evaluation()):
+        timesteps = play(env, [[1, 0, 1]] * 8)
+        assert (timesteps.observation["action_mask"].any(axis=-1) | timesteps.last).all()
 
 
 def test_a_game_that_ends_with_terminals_restarts_in_the_same_step():

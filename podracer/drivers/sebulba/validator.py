@@ -18,7 +18,7 @@ from podracer.types import ActionSpace, EnvironmentSpec, TimeStep, action_mask
 
 _FEW = 4_096  # numbers, for which BLAS starts no threads
 KINDS = ("not_finite", "no_action")
-NO_RESTART = "the timestep after one with `last` set has no `first` set: no new episode begins."
+NO_RESTART = "the timestep after an episode's end has no `first` set: no new episode begins."
 _SCALAR_DTYPES = {
     "reward": np.dtype(np.float32),
     "discount": np.dtype(np.float32),
@@ -42,7 +42,7 @@ class TimestepValidator:
         self._num_envs = len(masked)
         self._expected = [((len(masked), *leaf.shape), leaf.dtype) for leaf in leaves]
         self._masked_rows, self._any_masked = masked, bool(masked.any())
-        self._ended_rows, self._any_ended = np.zeros_like(masked), False
+        self._ended_rows = np.zeros_like(masked)
         self.faults: Counter[str] = Counter()
         self.first_faults: dict[str, str] = {}  # a line on the first of each kind
 
@@ -52,11 +52,9 @@ class TimestepValidator:
         Raises `ConfigError` if a row goes on after its episode's end.
         """
         leaves = self.check(timestep)
-        if self._any_ended and (self._ended_rows > timestep.first).any():
+        if (self._ended_rows > timestep.first).any():
             raise ConfigError(f"{self._name}: {NO_RESTART}")
-        self._any_ended = bool(timestep.last.any())
-        if self._any_ended:
-            self._ended_rows = timestep.last.copy()
+        self._ended_rows = timestep.last | ((timestep.discount == 0) & ~timestep.first)
         if not self._any_masked and self._is_good(timestep, leaves):
             return timestep
         bad_rows, finite = find_faults(np, self._space, timestep, self._masked_rows)

@@ -8,13 +8,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from podracer.checks.errors import describe_error
 from podracer.envs.host import gymnasium_spec
 from podracer.envs.host.gymnasium import Gymnasium, timestep_of
-from podracer.envs.host.gymnasium_worker import Fault, Worker, map_shared_memory
+from podracer.envs.host.gymnasium_worker import Fault, Worker, map_shared_memory, parts_by_leaf
 from podracer.errors import ConfigError
 from podracer.types import ACTION_MASK, TimeStep, action_mask
 
@@ -81,15 +80,15 @@ class Watched:
                 raise fault
         except Fault as fault:
             raise ConfigError(f"`{name}` returned bad data ({fault.kind}): {fault}.") from fault
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(f"`{name}` raised {describe_error(error)}") from error
         self._told |= {_STYLE.sub("", str(warning.message)): None for warning in caught}
         if isinstance(result[-1], Mapping):
             self._masks |= {f'info["{key}"]' for key in MASK_NAMES & result[-1].keys()}
         # Numbers that changed since the last call, and those of them that agents see equal.
-        narrow = jax.tree.map(lambda x: x[0].copy(), self._timestep.observation)
-        leaves = zip(jax.tree.leaves(result[0]), jax.tree.leaves(narrow), strict=True)
-        leaves = [(np.array(x), y) for x, y in leaves]
+        wide = parts_by_leaf(self._worker.setup.observation, result[0])
+        narrow = self._worker.shared.observation.values()
+        leaves = [(np.array(x), y[0].copy()) for x, y in zip(wide, narrow, strict=True)]
         for (x, y), (old_x, old_y) in zip(leaves, self._previous, strict=False):
             self._changes += np.sum(x != old_x)
             self._lost += np.sum((x != old_x) & (y == old_y))

@@ -149,11 +149,9 @@ def _close(name: str, env: Env) -> None:
 
     thread = threading.Thread(target=close, daemon=True)
     thread.start()
-    thread.join(gymnasium_worker.CLOSE_SECONDS)
+    thread.join(seconds := gymnasium_worker.CLOSE_SECONDS)
     if thread.is_alive():
-        _LOG.warning(
-            "%s: `close` has not returned after %g s.", name, gymnasium_worker.CLOSE_SECONDS
-        )
+        _LOG.warning("%s: `close` has not returned after %g s.", name, seconds)
 
 
 def _check_drawable(name: str, setup: WorkerSetup) -> None:
@@ -323,9 +321,8 @@ def _action(name: str, space: Any) -> types.ActionSpace:
         with contextlib.suppress(ConfigError):  # infinite bounds, say
             return types.Continuous.within(space.low, space.high)
     raise ConfigError(
-        f"{name}: the action space {space} cannot be used: it must be Discrete, or have "
-        "one axis and be MultiDiscrete, MultiBinary, or a Box of floats with finite bounds, "
-        "low < high in each coordinate. Give a "
-        "function that makes the environment and wraps it, such as in "
+        f"{name}: the action space {space} cannot be used: it must be Discrete, or have one axis "
+        "and be MultiDiscrete, MultiBinary, or a Box of floats with finite bounds, low < high in "
+        "each coordinate. Give a function that makes the environment and wraps it, such as in "
         "gymnasium.wrappers.TransformAction(env, FUNCTION, SPACE) with SPACE as one of these."
     )

@@ -160,7 +160,7 @@ def map_shared_memory(descriptor: int, setup: WorkerSetup) -> SharedMemory:
         if get_origin(hint) is Annotated:
             _, dtype, *shape = get_args(hint)
             layout[name] = tuple(sizes.get(n, n) for n in shape), np.dtype(dtype)
-    leaves = (setup.action, *observation_leaves(setup.observation))
+    leaves = (setup.action, *parts_by_leaf(setup.observation, setup.observation))
     layout |= {leaf.name: ((sizes["B"], *leaf.shape), leaf.dtype) for leaf in leaves}
     offsets, size = {}, 0
     for name, (shape, dtype) in layout.items():
@@ -176,13 +176,13 @@ def map_shared_memory(descriptor: int, setup: WorkerSetup) -> SharedMemory:
     return SharedMemory({leaf.name: arrays.pop(leaf.name) for leaf in leaves[1:]}, **arrays)
 
 
-def observation_leaves(tree: Any) -> Iterator[Leaf]:
-    """Iterate over the arrays of an observation, in the order of its space."""
+def parts_by_leaf(tree: Any, value: Any) -> Iterator[Any]:
+    """Iterate over the part of a value, such as an observation, at each `Leaf` of the tree."""
     if isinstance(tree, Leaf):
-        yield tree
+        yield value
     else:
-        for child in tree.values() if isinstance(tree, dict) else tree:
-            yield from observation_leaves(child)
+        for key in tree if isinstance(tree, dict) else range(len(tree)):
+            yield from parts_by_leaf(tree[key], value[key])
 
 
 # --- a worker ------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Worker:
         self.start, self.end = setup.row_ranges[number]
         self.envs: dict[int, Env] = {}
         self.episode_ended: dict[int, bool] = {}
-        self.leaves = list(observation_leaves(setup.observation))
+        self.leaves = list(parts_by_leaf(setup.observation, setup.observation))
         self.faults: list[tuple[int, str, str]] = []  # row, kind and description, in this step
 
     def serve(self, channel: socket.socket) -> None:

@@ -1,5 +1,6 @@
 """Games of PettingZoo's parallel API as rows of a batch, from the examples."""
 
+import copy
 import importlib.util
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ ParallelGames = parallel_games.ParallelGames
 class Hunt:
     """Three agents who may rest (0) or hunt (1), paid 3, 2 and 1; agent i dies after i + 1 hunts.
 
-    After six steps the game is over for all. Agents without health may only rest.
+    After six steps the game is over for all. Agents without health have no action.
     """
 
     possible_agents = ("a", "b", "c")
@@ -38,7 +39,7 @@ class Hunt:
     def observe(self, agent):
         i = self.possible_agents.index(agent)
         values = [*np.eye(3)[i], self.health[agent], self.time / 6]
-        mask = np.array([1, self.health[agent] > 0], np.int8)
+        mask = np.full(2, self.health[agent] > 0, np.int8)
         return {"observation": np.array(values, np.float64), "action_mask": mask}
 
     def step(self, actions):
@@ -63,7 +64,7 @@ def play(games, actions, num_envs=3):
     timestep = batch.reset(0, np.arange(num_envs), 0)
     timesteps = [timestep]
     for action in actions:
-        timesteps.append(batch.step(np.resize(action, num_envs)))
+        timesteps.append(copy.deepcopy(batch.step(np.resize(action, num_envs))))
     batch.close()
     return timesteps
 
@@ -100,6 +101,8 @@ def test_an_evaluation_counts_the_mean_return_of_a_team_to_the_end_of_its_game()
     assert [x.last.tolist() for x in timesteps] == [[k == 3] * 6 for k in range(5)]
     assert [x.discount.tolist() for x in timesteps] == [[float(k != 3)] * 6 for k in range(5)]
     assert timesteps[4].first.all()
+    masks = [x.observation["action_mask"] for x in timesteps[1:]]
+    assert all(mask.all() for mask in masks)  # also of the dead
     resting = play(games, [[0, 0, 0]] * 6)
     assert resting[6].last.all()
     assert resting[6].discount.all()  # a time-out
