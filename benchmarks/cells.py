@@ -449,11 +449,12 @@ CELLS: tuple[Cell, ...] = (
         120,
         remark="A frame is an action. It still rises at the end, where its learning rate falls to "
         "0: the last 100 episodes of training return 10.0 in the mean. The seed took 1.2 hours. "
-        "Schedules decide, and are not found yet. With rates from 7e-4 to 8e-5 over 4 M frames and "
-        "an entropy cost that falls to 0 over 7 M, the same seed is at 18.6 after 4.3 M frames. "
-        "With both falling to 0 over 4.5 M it loses every point from 1.4 M to 2.1 M, where it was "
-        "stopped. With the rate so and the entropy cost from 0.005 to 0.0005 over 1.5 M it never "
-        "does, and ends at 6.0 after 4.5 M, in long rallies. Seed 7 with 5e-4 and 0.003, falling over 4.5 M, is at -8 after 2.75 M.",
+        "Schedules decide, and are not found yet. With rates from 7e-4 to 8e-5 over 4 M "
+        "frames and an entropy cost that falls to 0 over 7 M, the same seed is at 18.6 after "
+        "4.3 M frames. With both falling to 0 over 4.5 M it loses every point from 1.4 M to "
+        "2.1 M, where it was stopped. With an entropy cost from 0.005 to 0.0005 over 1.5 M "
+        "instead it never does, and ends at 6.0 after 4.5 M, in long rallies. Seed 7 with "
+        "5e-4 and 0.003, falling over 4.5 M, is at -8 after 2.75 M.",
     ),
     Cell(
         "Atari",

@@ -20,7 +20,7 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 BUDGETS = {
     "": 3070,  # the contract: files beside the rooms
     "agents": 6460,
-    "checks": 740,
+    "checks": 750,
     "cli": 2320,
     "config": 590,
     "devices": 1890,
