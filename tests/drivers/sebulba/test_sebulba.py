@@ -415,10 +415,9 @@ def test_faults_now_and_then_in_a_long_episode_end_no_run(limit, monkeypatch):
     def trouble(batch, timestep):
         if batch.steps in (17, 50):  # the first leaves no valid step in a whole report
             timestep.reward[:] = np.nan
-        nothing = np.zeros(batch.num_envs, bool)
-        return dataclasses.replace(
-            timestep, first=nothing | (batch.steps == 106), last=nothing | (batch.steps == 105)
-        )
+        first, last = (np.full(batch.num_envs, batch.steps == n) for n in (106, 105))
+        discount = np.ones_like(timestep.discount)
+        return dataclasses.replace(timestep, discount=discount, first=first, last=last)
 
     driver, state = sebulba_setup(env=Counters(trouble), updates_per_chunk=2, threads_per_actor=1)
     with pytest.raises(EnvironmentFault) if limit == 40 else contextlib.nullcontext():
