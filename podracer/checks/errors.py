@@ -91,8 +91,8 @@ def structure_change(old: Any, new: Any, path: str) -> str:
     """Return where, from `path` on, a tree first changed its structure, and how."""
     if type(old) is not type(new):
         return f"{path} changed from {type(old).__name__} to {type(new).__name__}"
-    levels = (jax.tree_util.tree_leaves_with_path(x, lambda y, x=x: y is not x) for x in (old, new))
-    for (key, old_part), (_, new_part) in zip(*levels, strict=False):
+    parts = (jax.tree_util.tree_leaves_with_path(x, lambda y, x=x: y is not x) for x in (old, new))
+    for (key, old_part), (_, new_part) in zip(*parts, strict=False):
         if jax.tree.structure(old_part) != jax.tree.structure(new_part):
             return structure_change(old_part, new_part, path + jax.tree_util.keystr(key))
     return f"{path} has other static fields or empty parts"

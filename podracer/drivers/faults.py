@@ -72,8 +72,8 @@ def fault_bits(
     observations, rewards = (steps.observation, final.observation), (steps.reward, final.reward)
     leaves = _checked_leaves(observations, rewards, metrics, learner.shared)
     following = trajectory.next_timesteps()
-    begins_after = following.first | following.last | (following.discount != 0)  # a terminal
-    restarts = jnp.all((following.first | trajectory.valid()) & begins_after)
+    are_ends_marked = following.first | following.last | (following.discount != 0)  # 0 is an end
+    restarts = jnp.all((following.first | trajectory.valid()) & are_ends_marked)
     passed = [
         (flag, is_finite)
         for flag, group in itertools.groupby(leaves, lambda leaf: leaf[0])

@@ -18,7 +18,7 @@ import numpy as np
 from podracer.environment import evaluation_environment, sibling_key, wrap_features
 from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.fields import static, struct
-from podracer.types import ACTION_MASK, EnvironmentSpec, EnvState, PyTree, TimeStep
+from podracer.types import EnvironmentSpec, EnvState, PyTree, TimeStep, action_mask
 
 
 @struct
@@ -140,13 +140,11 @@ class AgentsAsRows:
 
 
 def _with_actions(timesteps: TimeStep, rows: jax.Array) -> TimeStep:
-    """Allow all actions in some rows `[n]`: where a game ignores them, its masks may allow none."""
-
-    def allow(path: Any, leaf: jax.Array) -> jax.Array:
-        is_mask = bool(path) and getattr(path[-1], "key", None) == ACTION_MASK
-        return leaf | rows[:, None] if is_mask else leaf
-
-    observation = jax.tree_util.tree_map_with_path(allow, timesteps.observation)
+    """Allow all actions in the rows `[n]` that a game ignores: their masks may allow none."""
+    if (mask := action_mask(timesteps.observation)) is None:
+        return timesteps
+    allowed = mask | rows[:, None]
+    observation = jax.tree.map(lambda x: allowed if x is mask else x, timesteps.observation)
     return dataclasses.replace(timesteps, observation=observation)
 
 

@@ -149,7 +149,8 @@ def _close(name: str, env: Env) -> None:
 
     thread = threading.Thread(target=close, daemon=True)
     thread.start()
-    thread.join(seconds := gymnasium_worker.CLOSE_SECONDS)
+    seconds = gymnasium_worker.CLOSE_SECONDS
+    thread.join(seconds)
     if thread.is_alive():
         _LOG.warning("%s: `close` has not returned after %g s.", name, seconds)
 
