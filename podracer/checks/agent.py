@@ -324,14 +324,11 @@ def _check_rows(place: str, part: str, tree: PyTree, num_envs: int) -> None:
 
 def _check_kept(place: str, part: str, old: PyTree, new: PyTree) -> None:
     """Raise `ConfigError` unless a tree has kept its paths, shapes and dtypes."""
-    leaves, new_leaves = leaves_by_path(old), leaves_by_path(new)
-    changes = [f"{part}{path} is missing" for path in leaves if path not in new_leaves]
-    changes += [f"{part}{path} is new" for path in new_leaves if path not in leaves]
-    if not changes and jax.tree.structure(old) != jax.tree.structure(new):
-        changes = [structure_change(old, new, part)]
-    if changes:
-        raise ConfigError(f"{place} must keep the structure of its {part}: {changes[0]}.")
-    for path, leaf in leaves.items():
+    if jax.tree.structure(old) != jax.tree.structure(new):
+        change = structure_change(old, new, part)
+        raise ConfigError(f"{place} must keep the structure of its {part}: {change}.")
+    new_leaves = leaves_by_path(new)
+    for path, leaf in leaves_by_path(old).items():
         text, actual = type_text(leaf), type_text(new_leaves[path])
         if text != actual:
             raise ConfigError(f"{place} must keep {part}{path} as {text}, but it became {actual}.")

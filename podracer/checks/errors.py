@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
+from jax.tree_util import all_leaves, keystr, tree_leaves_with_path
 
 from podracer.errors import ConfigError
 from podracer.types import leaves_by_path
@@ -89,12 +90,18 @@ def _generator_states(owner: Any) -> str:
 
 def structure_change(old: Any, new: Any, path: str) -> str:
     """Return where, from `path` on, a tree first changed its structure, and how."""
-    if type(old) is not type(new):
-        return f"{path} changed from {type(old).__name__} to {type(new).__name__}"
-    parts = (jax.tree_util.tree_leaves_with_path(x, lambda y, x=x: y is not x) for x in (old, new))
-    for (key, old_part), (_, new_part) in zip(*parts, strict=False):
-        if jax.tree.structure(old_part) != jax.tree.structure(new_part):
-            return structure_change(old_part, new_part, path + jax.tree_util.keystr(key))
+    names = ["array" if all_leaves([x]) else type(x).__name__ for x in (old, new)]
+    if names[0] != names[1]:
+        return f"{path} changed from {names[0]} to {names[1]}"
+    pairs = (tree_leaves_with_path(x, lambda y, x=x: y is not x) for x in (old, new))
+    old_parts, new_parts = ({path + keystr(key): part for key, part in x} for x in pairs)
+    for part in old_parts | new_parts:
+        if part not in new_parts:
+            return f"{part} is missing"
+        if part not in old_parts:
+            return f"{part} is new"
+        if jax.tree.structure(old_parts[part]) != jax.tree.structure(new_parts[part]):
+            return structure_change(old_parts[part], new_parts[part], part)
     return f"{path} has other static fields or empty parts"
 
 

@@ -267,5 +267,8 @@ def test_a_folder_of_runs_is_refused_with_the_name_of_one(tmp_path: Path) -> Non
     seals.check_is_run(run)
     with pytest.raises(ConfigError, match=f"holds no run itself, but others: .* {run}.$"):
         seals.check_is_run(tmp_path)
-    with pytest.raises(ConfigError, match="holds no run: there is no config"):
+    with pytest.raises(ConfigError, match="holds no run: there is no such directory"):
+        seals.check_is_run(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+    with pytest.raises(ConfigError, match=r"holds no run: there is no config\.json in it"):
         seals.check_is_run(run / "checkpoints")

@@ -12,7 +12,8 @@ from podracer.cli.arguments import parse
 from podracer.cli.run_options import AtCheckpoint, PolicyName, RunOptions
 from podracer.cli.values import Limits, Mark, Seed
 from podracer.errors import ConfigError
-from podracer.io.paths import user_path
+from podracer.io.addresses import local_run
+from podracer.io.steps import Choice
 
 if TYPE_CHECKING:
     from podracer_games.matches import MatchResults
@@ -23,8 +24,8 @@ class MatchOptions:
     """Let trained policies play each other in a game of two players, and rate them."""
 
     players: Annotated[tuple[str, ...], Mark.POSITIONAL]
-    """Two or more players: directories of runs, `RUN:POD` for a pod of a sweep, `random`, or
-    `minimax-DEPTH` with a depth of 1 to 6 moves."""
+    """Two or more players: directories or addresses of runs, `RUN:POD` for a pod of a sweep,
+    `random`, or `minimax-DEPTH` with a depth of 1 to 6 moves."""
     recipe: str | None = None
     """Recipe that made the runs, if agent or network are your own."""
     checkpoint: AtCheckpoint = "newest"
@@ -50,7 +51,7 @@ def match(arguments: Sequence[str]) -> int:
     use_compilation_cache()
     players, environments = [], []
     for name in options.players:
-        directory, pod = _find_run(name)
+        directory, pod = _find_run(name, options.checkpoint)
         if directory is None:
             players.append(matches.opponent_player(name))
             continue
@@ -79,15 +80,16 @@ def match(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _find_run(name: str) -> tuple[Path | None, int | None]:
-    """Return the directory and the pod that a name, `RUN` or `RUN:POD`, means, None for neither."""
-    name = str(user_path(name))
-    directory, _, pod = name.rpartition(":")
-    if Path(name).is_dir():
-        return Path(name), None
-    if pod.isdecimal() and directory and Path(directory).is_dir():
-        return Path(directory), int(pod)
-    return None, None
+def _find_run(name: str, checkpoint: Choice) -> tuple[Path | None, int | None]:
+    """Return the directory and the pod that a name, `RUN` or `RUN:POD`, means, None for neither.
+
+    A run at an address is copied.
+    """
+    run, _, pod = name.rpartition(":")
+    if not (run and pod.isdecimal()) or Path(name).is_dir():
+        run, pod = name, ""
+    directory = local_run(run, checkpoint)
+    return (directory, int(pod) if pod else None) if directory.is_dir() else (None, None)
 
 
 def _figures(table: MatchResults) -> dict[str, Any]:

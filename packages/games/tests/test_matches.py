@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from podracer.agent import Blueprint
 from podracer.agents.ppo import PPO
 from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
+from podracer_games import match
 from podracer_games.ratings import rate
 
 
@@ -45,6 +47,19 @@ def test_ratings_are_the_maximum_of_the_posterior():
         step = rng.normal(size=4)
         assert log_posterior(elo + step - step.mean()) < best
     np.testing.assert_allclose(elo.mean(), 0, atol=1e-9)
+
+
+def test_a_player_is_a_run_at_a_path_or_an_address_or_a_pod_of_either(tmp_path, monkeypatch):
+    places = {"a": tmp_path, "file://b": tmp_path / "copy"}
+    monkeypatch.setattr(match, "local_run", lambda run, checkpoint: places.get(run, Path(run)))
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "named:7").mkdir()
+    assert match._find_run("a", "best") == (tmp_path, None)
+    assert match._find_run("a:3", "best") == (tmp_path, 3)
+    assert match._find_run("file://b", "best") == (tmp_path / "copy", None)
+    assert match._find_run("file://b:12", "best") == (tmp_path / "copy", 12)
+    assert match._find_run(f"{tmp_path}/named:7", "best") == (tmp_path / "named:7", None)
+    assert match._find_run("minimax-2", "best") == match._find_run("nowhere:3", "best")
 
 
 @pytest.mark.filterwarnings("ignore")  # of pgx, when it is imported

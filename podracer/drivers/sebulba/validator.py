@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
+from podracer.checks.errors import structure_change
 from podracer.environment import expect_timestep
 from podracer.errors import WEIGHTED_SUM, ConfigError, EnvironmentFault
 from podracer.ops.action_masks import allows_action
@@ -37,7 +38,7 @@ class TimestepValidator:
 
     def __init__(self, spec: EnvironmentSpec, masked: Bool[np.ndarray, " b"]) -> None:
         """Begin in a run in which these rows are masked until an episode begins."""
-        self._name, self._space = spec.name, spec.action
+        self._name, self._space, self._observation = spec.name, spec.action, spec.observation
         leaves, self._structure = jax.tree.flatten(spec.observation)
         self._num_envs = len(masked)
         self._expected = [((len(masked), *leaf.shape), leaf.dtype) for leaf in leaves]
@@ -84,7 +85,8 @@ class TimestepValidator:
         expect_timestep(self._name, timestep)
         leaves, structure = jax.tree.flatten(timestep.observation)
         if structure != self._structure:
-            self._raise("observation", self._structure, structure)
+            change = structure_change(self._observation, timestep.observation, "observation")
+            raise EnvironmentFault(f"{self._name}: observation must be as the spec's: {change}.")
         for leaf, (shape, dtype) in zip(leaves, self._expected, strict=True):
             self._check("observation", leaf, shape, dtype)
         for name, dtype in _SCALAR_DTYPES.items():
@@ -105,10 +107,10 @@ class TimestepValidator:
                 actual += f": {WEIGHTED_SUM}"
             if hasattr(leaf, "__dlpack__") and not isinstance(leaf, np.ndarray | jax.Array):
                 actual += ": a factory whose arrays are another library's has `on_device = True`"
-            self._raise(name, f"{dtype}{list(shape)}", actual)
-
-    def _raise(self, name: str, expected: Any, actual: Any) -> NoReturn:
-        raise EnvironmentFault(f"{self._name}: {name} must be {expected}, but it became {actual}.")
+            expected = f"{dtype}{list(shape)}"
+            raise EnvironmentFault(
+                f"{self._name}: {name} must be {expected}, but it became {actual}."
+            )
 
 
 def _are_finite(x: np.ndarray, y: np.ndarray) -> bool:

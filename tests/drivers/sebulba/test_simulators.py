@@ -245,7 +245,10 @@ def test_a_mask_that_allows_nothing_is_a_fault_as_on_the_host(caplog):
     [
         (lambda t: {"reward": Foreign(t.reward.array[:4])}, r"reward must be float32\[8\]"),
         (lambda t: {"first": Foreign(t.first.array.astype(np.uint8))}, "first must be bool"),
-        (lambda t: {"observation": {"x": t.observation}}, "observation must be PyTreeDef"),
+        (
+            lambda t: {"observation": {"x": t.observation}},
+            "observation must be as the spec.s: observation changed from array to dict",
+        ),
         (lambda t: {"observation": [1.0]}, r"observation\[0\] cannot be taken by DLPack"),
     ],
 )
