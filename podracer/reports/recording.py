@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
+from podracer.checks.errors import describe_error, type_text
 from podracer.environment import Environment, HostEnvironments, evaluation_environment, features
 from podracer.errors import ConfigError
 from podracer.evaluate import (
@@ -89,15 +90,27 @@ def record_frames(
 
 def _device_drawer(env: Environment) -> Callable[[ActorState], np.ndarray]:
     """Return a function that draws one environment's state. Raises `ConfigError`."""
-    if (render := features(env).render) is not None:
-        return lambda actor: render(_first_row(actor.env_state))
     spec = env.spec
+    if (render := features(env).render) is not None:
+        return lambda actor: _rendered(spec.name, render, _first_row(actor.env_state))
     if has_picture(spec.observation):
         return lambda actor: draw_observation(_first_row(actor.timestep.observation), spec)
     raise ConfigError(
         f"{spec.name} cannot be drawn: it has no method `render(state)`, and its observations are "
         "no images."
     )
+
+
+def _rendered(name: str, render: Callable[[Any], Any], state: Any) -> np.ndarray:
+    try:
+        picture = np.asarray(render(state))
+    except Exception as error:
+        raise ConfigError(f"{name}.render failed: {describe_error(error)}") from error
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
+        raise ConfigError(
+            f"{name}.render must return uint8 [H, W, 3], but it returned {type_text(picture)}."
+        )
+    return picture
 
 
 def _first_row(tree: Any) -> Any:

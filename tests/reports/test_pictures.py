@@ -1,9 +1,13 @@
 """Pictures of observations, and where `podracer play` is worth a hint."""
 
+import jax
 import numpy as np
 import pytest
 
-from podracer.reports.recording import draw_observation, has_picture
+import podracer
+from podracer.envs.cartpole import CartPole
+from podracer.errors import ConfigError
+from podracer.reports.recording import draw_observation, has_picture, record_frames
 from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
 
 
@@ -46,3 +50,25 @@ def test_planes_have_a_color_each():
 )
 def test_what_is_an_image(observation, image):
     assert has_picture(observation) == image
+
+
+@pytest.mark.parametrize(
+    ("draw", "sentence"),
+    [
+        (
+            lambda: {}["color"],
+            r"cartpole.render failed: KeyError: 'color' \(test_pictures.py, line",
+        ),
+        (lambda: np.zeros((4, 4)), r"render must return uint8 \[H, W, 3\], .* float64\[4, 4\]\."),
+    ],
+)
+def test_a_render_that_cannot_draw_is_named(draw, sentence):
+    class Faulty(CartPole):
+        def render(self, state):
+            return draw()
+
+    env = Faulty()
+    agent = podracer.agents.PPO().build(env.spec)
+    params = agent.actor_params(agent.init(jax.random.key(0), 1))
+    with pytest.raises(ConfigError, match=sentence):
+        record_frames(agent, env, params, jax.random.key(0), max_steps=1)
