@@ -74,7 +74,7 @@ def trace(place: str, function: Any, *args: Any, owner: Any = None) -> tuple[Clo
             result = jax.make_jaxpr(lambda *args: checked(*args), return_shape=True)(*args)
         except ConfigError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # its code 0 would count as success
             raise ConfigError(f"{place} cannot be traced: {describe_error(error)}") from error
         if _generator_states(owner) == states:
             return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import OrderedDict
 from functools import partial
 from typing import Any
@@ -114,6 +115,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
         agent(learn=misspelled),
         f"Mine.learn cannot be traced: KeyError: 'polcy' (test_check_agent.py, line "
         f"{misspelled.__code__.co_firstlineno + 1}).",
+    ),
+    "an exit, whose code 0 would count as success": (
+        agent(learn=lambda *_: sys.exit(0)),
+        "Mine.learn cannot be traced: SystemExit: 0 (test_check_agent.py, line ",
     ),
     "an actor that reads what each device has": (
         agent(actor_params=lambda self, state: state.local["replay"]),
