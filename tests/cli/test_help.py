@@ -79,3 +79,11 @@ def test_every_flag_has_a_sentence_and_a_plain_name_on_a_page_of_few_lines(strid
                 if not re.match(r"[A-Z`].*\.$", setting.text) or name.endswith("_"):
                     wrong.setdefault(f"{name}: {setting.text!r}", place)
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [("train catch --help arch", "--driver, --arch"), ("eval --help run", "RUN")],
+)
+def test_a_page_of_a_word_finds_a_setting_by_each_of_its_names(arguments, name, monkeypatch):
+    assert f"\n  {name} " in help_page(arguments.split(), monkeypatch)[0]
