@@ -35,7 +35,8 @@ def page(table: Table, description: str, words: Sequence[str] = ()) -> str:
     is_long = len(settings) > _LONG and not words
     lines += ["", *textwrap.wrap(description, width)]
     lines += ["", *textwrap.wrap(_ADVICE, width)] if is_long else []
-    settings = [x for x in settings if not words or any(word in x.flag for word in words)]
+    names = {x.path: f"{x.flag} {_name(x, x.flag)}" for x in settings}
+    settings = [x for x in settings if not words or any(word in names[x.path] for word in words)]
     ranks = {path: rank for rank, path in enumerate(_ORDER if is_long else ())}
     settings.sort(key=lambda x: ("." in x.path, ranks.get(x.path, len(_ORDER))))
     for path, group in itertools.groupby(settings, lambda x: x.path.rpartition(".")[0]):

@@ -148,7 +148,7 @@ class TournamentOptions:
     recipes: Annotated[tuple[str, ...], Mark.POSITIONAL] = ()
     """Recipes that pods begin with, in turn; by default cartpole_ppo."""
     vary: tuple[str, ...] = ()
-    """Hyperparameters that PopulationBased perturbs, each with its range, such as
+    """Hyperparameters that PopulationBased draws and perturbs, each with its range; by default
     learning_rate=1e-5:1e-2."""
     run_dir: Path | None = None
     """Directory that keeps the tournament. By default a new one is made in runs/."""

@@ -24,7 +24,7 @@ from podracer.envs.pendulum import Pendulum
 from podracer.envs.probes import PROBES
 from podracer.envs.worlds import Worlds
 from podracer.errors import ConfigError, install_command
-from podracer.io.entry_points import installed, package_of, summary
+from podracer.io.entry_points import installed, missing_packages, package_of, summary
 from podracer.names import nearest
 
 
@@ -204,11 +204,13 @@ def imported_module(name: str) -> str | None:
 
 
 def names() -> list[tuple[str, str, str]]:
-    """Return (name, description, "installed" or the command that installs it) for each."""
+    """Return (name, description, "installed" or what is to be installed) for each."""
     entries, rows = ENVIRONMENTS | {f"{x}:NAME": entry for x, entry in ADAPTERS.items()}, []
     for name, entry in entries.items():
         is_installed = all(map(importlib.util.find_spec, entry.packages))
         state = "installed" if is_installed else install_command(entry.extra)
         rows.append((name, entry.description, state))
-    packages = installed("environments").values()
-    return rows + [(x.name, summary(x), "installed") for x in packages]
+    for point in installed("environments").values():
+        missing = ", ".join(missing_packages(point))
+        rows.append((point.name, summary(point), f"needs {missing}" if missing else "installed"))
+    return rows

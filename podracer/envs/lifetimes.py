@@ -114,9 +114,6 @@ def _observation(timestep: TimeStep, task: jax.Array, lifetime: jax.Array) -> di
     return {"observation": timestep.observation, "task": task, "task_count": lifetime}
 
 
-# --- functions with batching rules ---------------------------------------------------------------
-
-
 def shared_by_group(function: Callable[[jax.Array], T], key: jax.Array, envs: int) -> T:
     """Return `function(key)`; in a batch, one result for each `envs` rows.
 

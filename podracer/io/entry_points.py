@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from importlib.machinery import PathFinder
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ def installed_class(name: Any) -> type | None:
     """Return the class of an installed package that files name so; None if there is none."""
     entry = (installed("agents") | installed("kinds")).get(name)
     return None if entry is None else entry.load()
+
+
+def missing_packages(entry: EntryPoint) -> list[str]:
+    """Return what is not installed of the extra that is named as an entry, of its package."""
+    requirements = "\n".join((entry.dist and entry.dist.requires) or ())
+    names = re.findall(rf"^([\w.-]+).*\bextra == .{re.escape(entry.name)}\W", requirements, re.M)
+    return [name for name in names if not any(distributions(name=name))]
 
 
 def summary(entry: EntryPoint) -> str:

@@ -58,9 +58,6 @@ def generator(seed: int, pod: int, round: int) -> np.random.Generator:
     return np.random.default_rng([seed, pod, round])
 
 
-# --- hyperparameters ------------------------------------------------------------------------------
-
-
 def perturb(
     hyperparameters: Mapping[str, float], rule: PopulationBased, rng: np.random.Generator
 ) -> dict[str, float]:
@@ -77,9 +74,6 @@ def perturb(
         value = values.get(bound.name, sample)
         values[bound.name] = float(bound.perturb(value, factor, sample, resampled))
     return values
-
-
-# --- the rules ------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

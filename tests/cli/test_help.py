@@ -11,6 +11,8 @@ from podracer import recipes
 from podracer.cli.commands import COMMANDS
 from podracer.cli.help import page
 from podracer.cli.main import main
+from podracer.cli.pods import read_spaces
+from podracer.drivers.selection import PopulationBased
 from podracer.io.entry_points import installed
 
 ONE_OF_MANY = {
@@ -79,3 +81,17 @@ def test_every_flag_has_a_sentence_and_a_plain_name_on_a_page_of_few_lines(strid
                 if not re.match(r"[A-Z`].*\.$", setting.text) or name.endswith("_"):
                     wrong.setdefault(f"{name}: {setting.text!r}", place)
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [("train catch --help arch", "--driver, --arch"), ("eval --help run", "RUN")],
+)
+def test_a_page_of_a_word_finds_a_setting_by_each_of_its_names(arguments, name, monkeypatch):
+    assert f"\n  {name} " in help_page(arguments.split(), monkeypatch)[0]
+
+
+def test_the_page_of_tournaments_names_the_range_that_pods_draw_from_by_default(monkeypatch):
+    text = " ".join(help_page(["tournament", "--help"], monkeypatch)[0].split())
+    (stated,) = read_spaces(re.findall(r"by default (\w+=[\w.-]+:[\w.-]+)\.", text)).values()
+    assert (stated,) == PopulationBased().bounds

@@ -418,6 +418,16 @@ def test_wrong_options_of_a_name_are_refused_with_what_to_write(name, words, mon
         make(name)
 
 
+@pytest.mark.parametrize(("needed", "status"), [("jax", "installed"), ("a-suite", "needs a-suite")])
+def test_names_tells_which_suite_an_installed_package_lacks(needed, status, monkeypatch) -> None:
+    class Package:
+        requires = ("jax>=0.1", "other>=1; extra == 'dev'", f"{needed}>=0.1; extra == 'suite'")
+
+    entry = EntryPoint("suite", "adapters:suite", "podracer.environments")._for(Package())
+    monkeypatch.setattr(entry_points, "entry_points", lambda group: [entry])
+    assert ("suite", status) in {(name, how) for name, _, how in names()}
+
+
 def test_names_lists_what_can_be_made() -> None:
     listed = {name: (about, how) for name, about, how in names()}
     assert {"catch", "cartpole", "pendulum", "probe:memory", "atari:NAME"} <= set(listed)

@@ -1,12 +1,15 @@
 """The tutorials, followed from top to bottom in an empty folder, as a reader would."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from follow import steps
+
+from podracer.run.console import line
 
 TUTORIALS = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("[0-9]*.md"))
 
@@ -24,3 +27,8 @@ def test_a_tutorial_can_be_followed(page, tmp_path):
         )
         print(done.stdout)
         assert done.returncode == 0, f"{command[-1]}\n{done.stdout}{done.stderr}"
+
+
+def test_the_tutorial_on_atari_shows_who_waits_as_a_line_of_a_run_does():
+    shown = re.search("`(idle [^`]+)`", (TUTORIALS[0].parent / "05-atari.md").read_text())
+    assert shown[1] in line({"updates": 1, "actor_idle": 0.55, "learner_idle": 0.0}, 1)

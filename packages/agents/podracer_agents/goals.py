@@ -136,11 +136,11 @@ class Reach:
         return jnp.zeros(achieved.shape[:-1], bool)
 
 
-def bit_flipping(name: str = "", bits: int = 20) -> AutoReset:
+def bit_flipping(*, bits: int = 20) -> AutoReset:
     """Flip bits one at a time to those of a goal: bit_flipping,bits=20."""
     return auto_reset(BitFlipping(bits), show_terminals=True)
 
 
-def point_reach(name: str = "") -> AutoReset:
+def point_reach() -> AutoReset:
     """Move a point with inertia to a goal in two dimensions, for a reward of 0 or -1."""
     return auto_reset(Reach())

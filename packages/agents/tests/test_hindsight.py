@@ -123,6 +123,12 @@ def test_what_has_no_goals_is_refused():
         buffer.sample(searched, jax.random.key(0), 1)
 
 
+@pytest.mark.parametrize("name", ["bit_flipping:30", "point_reach:30", "point_reach,bits=30"])
+def test_what_an_environment_of_goals_does_not_take_is_refused(name):
+    with pytest.raises(ConfigError, match=r"takes 0 positional|there is no option 'bits'\.$"):
+        make(name)
+
+
 def test_the_point_reaches_goals_within_its_tolerance():
     reach = Reach()
     achieved = jnp.array([[0.0, 0.0], [0.0, 0.05], [0.2, 0.0]])

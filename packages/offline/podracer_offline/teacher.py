@@ -63,7 +63,7 @@ from podracer_offline.cloning import Cloning, Method
 from podracer_offline.records import (
     Record,
     as_student,
-    require_records,
+    replayed,
     require_student,
     with_recorded_action,
 )
@@ -262,7 +262,12 @@ class DAgger(Cloning):
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         """Return the agent for an environment."""
-        inner = require_records(spec, "DAgger")
+        if not isinstance(spec.observation, Record):  # a data set would show it no own mistakes
+            raise ConfigError(
+                f"DAgger learns from a teacher, and {spec.name} has none: take "
+                '`environment="taught:RUN"`.'
+            )
+        inner = replayed(spec)
         method = self.method_for(inner)
         if self.replay is None:
             return as_student(method.agent)

@@ -234,7 +234,10 @@ def test_a_run_teaches_and_reinforcement_learning_goes_on_from_the_student(tmp_p
             "cannot hide hints",
         ),
         (lambda: teach(mode, "gymnasium:CartPole-v1"), "within an environment of the device"),
-        (lambda: DAgger().build(make("catch").spec), 'or `environment="taught:RUN"`'),
+        (
+            lambda: DAgger().build(make("catch").spec),
+            'a teacher, and catch has none: take `environment="taught:RUN"`',
+        ),
         (
             lambda: DAgger(network=TorsoNetwork(MLP((8,)), memory="gru")).build(
                 Recorded(make("catch")).spec

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 from podracer.cli.arguments import leading_name, parse, take_values
 from podracer.cli.values import Limits
@@ -15,7 +15,9 @@ from podracer.errors import ConfigError
 from podracer_plan.child import child_process, printed_objects
 
 if TYPE_CHECKING:
-    from podracer.config.experiment import Experiment
+    from podracer.agent import Blueprint
+    from podracer.drivers.sebulba import SebulbaConfig
+    from podracer.environment import Environment, HostEnvironments
     from podracer_plan.trials import Trial
 
 LEAST_SECONDS = 0.1
@@ -33,7 +35,10 @@ class TuneOptions:
 
 def tune(arguments: Sequence[str]) -> int:
     """Measure the fastest setting of a recipe under Sebulba."""
+    from podracer.agent import check_policy
     from podracer.cli.recipe_flags import find_recipe, parse_experiment
+    from podracer.drivers.sebulba import SebulbaConfig
+    from podracer.run.setup import build
 
     description = (
         "Measure settings of Sebulba on this machine and print the fastest. Without --devices a "
@@ -52,13 +57,18 @@ def tune(arguments: Sequence[str]) -> int:
         description=description,
     )
     experiment.check()
+    config = experiment.driver
+    if not isinstance(config, SebulbaConfig):
+        raise ConfigError("tune measures settings of Sebulba: leave `driver` out.")
     initialize_devices(Hosts(), experiment.devices, "sebulba")
+    blueprint, env = build(experiment)  # refused here once, not by each process that measures
+    check_policy(blueprint.build(), "tune measures Sebulba, and it trains under Anakin alone")
     codes: list[int] = []
     if not experiment.devices and has_one_cpu_device():
         remaining = [x for x in _without(flags, "devices", "seconds") if x != "--json"]
         measured = _measured_by_processes([recipe, *remaining], options.seconds, codes)
     else:
-        measured = _measured(experiment, options.seconds)
+        measured = _measured(blueprint, env, config, experiment.devices, options.seconds)
     if not options.json:
         print(f"{'steps/s':>10}{'actors idle':>13}{'learner idle':>14}{'lag':>6}", flush=True)
     trials = []
@@ -70,7 +80,7 @@ def tune(arguments: Sequence[str]) -> int:
     if not options.json and trials:
         best = max(trials, key=lambda trial: trial.steps_per_second)
         names = [*best.settings, *(f"driver.{name}" for name in best.settings)]
-        remaining = _without(flags, "seconds", *names)
+        remaining = _without(flags, "seconds", "arch", "driver", *names)
         other_arguments = shlex.join([recipe, *remaining])
         print(f"\nFastest: podracer train {other_arguments} --arch sebulba {_flags(best)}")
         print("More environments make larger batches: the learning rate may have to follow.")
@@ -89,18 +99,20 @@ def has_one_cpu_device() -> bool:
     return jax.default_backend() == "cpu" and jax.device_count() == 1
 
 
-def _measured(experiment: Experiment, seconds: float) -> Iterator[Trial]:
-    """Yield the trials of an experiment under Sebulba on the devices of this process."""
+def _measured(
+    blueprint: Blueprint,
+    env: Environment | HostEnvironments,
+    config: SebulbaConfig,
+    num_devices: int,
+    seconds: float,
+) -> Iterator[Trial]:
+    """Yield the trials of an agent in an environment on the devices of this process."""
     from podracer.devices.mesh import find_devices
     from podracer.devices.startup import use_compilation_cache
-    from podracer.drivers.sebulba import SebulbaConfig
-    from podracer.run.setup import build
     from podracer_plan.trials import trials
 
     use_compilation_cache()
-    agent, env = build(experiment)
-    driver, devices = cast(SebulbaConfig, experiment.driver), find_devices(experiment.devices)
-    return trials(agent, env, driver, devices, seconds)
+    return trials(blueprint, env, config, find_devices(num_devices), seconds)
 
 
 def _measured_by_processes(

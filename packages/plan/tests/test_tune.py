@@ -70,6 +70,8 @@ def test_a_process_of_tune_that_fails_fails_it_and_other_words_do_not(capfd, mon
                 "cartpole_sebulba",
                 "--driver.num-envs",
                 "8",
+                "--arch",
+                "sebulba",
                 "--seed",
                 "3",
                 "--seconds",
@@ -98,6 +100,22 @@ def test_tune_names_the_fastest():
     fastest = " ".join(max(rates, key=rates.__getitem__))
     command = "podracer train cartpole_sebulba --arch sebulba"
     assert f"Fastest: {command} {fastest}" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ("lpg", "tune measures Sebulba, and it trains under Anakin alone."),
+        ("catch --arch anakin", "leave --driver out."),
+        ("catch --environment gymnasium:Nope-v0", "Gymnasium has no environment 'Nope-v0'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_once(capfd, monkeypatch, command, error):
+    monkeypatch.setattr("podracer_plan.tune.has_one_cpu_device", lambda: True)
+    with pytest.raises(SystemExit) as leaving:
+        main(["tune", *command.split()])
+    out, errors = capfd.readouterr()
+    assert (leaving.value.code, out, errors.count(error)) == (78, "", 1)
 
 
 def test_a_time_that_is_none_is_refused(capfd):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
+from podracer.envs.common import check_known
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec, TimeStep
@@ -293,13 +295,17 @@ def trading(
     `source` is what follows the colon; a file may be a `.parquet` file, too. The environment
     restarts by itself and trains in the first of three periods, see `split_market`. Further options
     are fields of `Trading` and arguments of `synthetic_market`, `wave_market` or `load_market`.
-    Raises `ConfigError` for invalid values.
+    Raises `ConfigError` for invalid values and for an unknown option.
     """
-    fields = {field.name for field in dataclasses.fields(Trading)} - {"periods", "name", "period"}
-    settings = {name: options.pop(name) for name in fields & options.keys()}
+    names = (field.name for field in dataclasses.fields(Trading))
+    fields = [name for name in names if name not in ("periods", "name", "period")]
     make = {"synthetic": synthetic_market, "wave": wave_market}.get(
         source, functools.partial(load_market, source)
     )
+    arguments = ("train_until", "validate_until", *inspect.signature(make).parameters)
+    for name in options:
+        check_known(name, (*arguments, *fields), f"trading:{source} has no option")
+    settings = {name: options.pop(name) for name in fields if name in options}
     periods = split_market(make(**options), train_until, validate_until)
     return auto_reset(Trading(periods, source, **settings))
 

@@ -316,6 +316,12 @@ def test_evaluation_is_the_whole_validation_period_from_one_start() -> None:
         trading_in(auto_reset(Pendulum()))
 
 
+@pytest.mark.parametrize(("option", "meant"), [("csot=2", "cost"), ("adjsut=true", "adjust")])
+def test_a_mistyped_option_is_refused_with_the_one_that_is_meant(option, meant):
+    with pytest.raises(ConfigError, match=rf"bars\.csv has no option .*did you mean .*\b{meant}\b"):
+        make(f"trading:bars.csv,{option}")
+
+
 # --- figures -------------------------------------------------------------------------------------
 
 
