@@ -30,13 +30,17 @@ from walk import (
 )
 
 from podracer.agent import Agent
-from podracer.agents.common.normalization import normalized_by_actor, scale_rewards
+from podracer.agents.common.normalization import (
+    discounted_rewards,
+    normalized_by_actor,
+    scale_rewards,
+)
 from podracer.agents.ppo import kl_estimate
 from podracer.devices.reductions import init_moments
 from podracer.environment import auto_reset
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Linear
-from podracer.types import LearnerState, Step, TimeStep, Trajectory
+from podracer.types import LearnerState, Step, TimeStep, Trajectory, blank_timestep
 
 
 def advantages(settings: Any, agent: Agent, state: LearnerState, trajectory: Trajectory) -> Any:
@@ -257,6 +261,14 @@ def test_rewards_of_both_players_have_opposite_signs_in_the_sums():
     for part in (rollout(0, 33), rollout(33, steps)):
         _, moments, sums = scale_rewards(moments, sums, part, discount=0.9, axis=None)
     close(moments.variance, np.var(gains), rtol=1e-4)
+
+
+def test_a_lost_episode_leaves_nothing_in_the_sums_of_the_next():
+    """It is lost in the first step of a rollout, which the driver then cuts."""
+    begin = blank_timestep(WALK.spec, 1)
+    cut = jax.tree.map(lambda x: x[None], dataclasses.replace(begin, last=jnp.ones(1, bool)))
+    _, sums = discounted_rewards(jnp.ones(1), Trajectory(Step(cut, (), ()), begin, (), ()), 0.9)
+    assert sums == 0
 
 
 def test_a_learning_rate_falls_to_zero():

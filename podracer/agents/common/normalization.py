@@ -74,6 +74,7 @@ def discounted_rewards(
     They change their sign where the turn passes: each is of the player who gets the reward.
     """
     next_timesteps = trajectory.next_timesteps()
-    ended = next_timesteps.last | (next_timesteps.discount == 0)
+    # An episode that is lost behind a rollout's last step shows in the next one's `first` alone.
+    ended = next_timesteps.last | next_timesteps.first | (next_timesteps.discount == 0)
     decay = discount * trajectory.steps.timestep.discount  # between the last reward and this one
     return discounted_sums(sums, next_timesteps.reward, decay, ended)
