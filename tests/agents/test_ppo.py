@@ -140,6 +140,13 @@ def test_the_variance_that_values_explain(memory):
     assert not valid.all()
 
 
+def test_of_equal_targets_there_is_no_variance_to_explain():
+    agent = built(learner("ppo", discount=0.0))
+    state, trajectory = begin(agent)
+    _, metrics = learn(agent, state, with_rewards(trajectory, lambda reward: 0 * reward + 3.7))
+    assert metrics["explained_variance"] == 0
+
+
 @pytest.mark.parametrize("grouping", ["minibatch", "batch", "none"])
 @pytest.mark.parametrize("memory", ["none", slow("gru")])
 def test_advantages_are_standardized_together(grouping, memory):
