@@ -270,12 +270,15 @@ def test_rewards_of_both_players_have_opposite_signs_in_the_sums():
     close(moments.variance, np.var(gains), rtol=1e-4)
 
 
-def test_a_lost_episode_leaves_nothing_in_the_sums_of_the_next():
-    """It is lost in the first step of a rollout, which the driver then cuts."""
+def test_an_episode_without_an_end_leaves_nothing_in_the_sums_of_the_next():
+    """A fault has lost it in the first step of a rollout; or the run was resumed."""
     begin = blank_timestep(WALK.spec, 1)
-    cut = jax.tree.map(lambda x: x[None], dataclasses.replace(begin, last=jnp.ones(1, bool)))
-    _, sums = discounted_rewards(jnp.ones(1), Trajectory(Step(cut, (), ()), begin, (), ()), 0.9)
-    assert sums == 0
+    cut = dataclasses.replace(begin, first=jnp.zeros(1, bool), last=jnp.ones(1, bool))
+    final = dataclasses.replace(begin, first=jnp.zeros(1, bool), reward=jnp.ones(1))
+    for timesteps in ([cut, begin], [begin]):
+        steps = Step(jax.tree.map(lambda *x: jnp.stack(x), *timesteps), (), ())
+        sums = discounted_rewards(jnp.ones(1), Trajectory(steps, final, (), ()), 0.9)[1]
+        assert sums == 1
 
 
 def test_a_learning_rate_falls_to_zero():
