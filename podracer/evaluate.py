@@ -170,6 +170,8 @@ def make_evaluator(
     for an epsilon where actions are continuous; the function raises `EnvironmentFault` where an
     action mask allows nothing.
     """
+    if not 1 <= episodes <= MAX_EPISODES:
+        raise ConfigError(f"an evaluation has 1 to {MAX_EPISODES:,} episodes, not {episodes:,}.")
     rule = ActingRule(policy, epsilon)
     rule.check(env.spec)
     env = environment.evaluation_environment(env)
@@ -203,12 +205,9 @@ def to_evaluation(episodes: Episodes) -> Evaluation:
     shape = played.returns.shape
     rows = np.stack([played.returns, played.lengths, played.actions], axis=-1, dtype=np.float64)
     distinct = [len(np.unique(pod, axis=0)) for pod in rows.reshape(-1, shape[-1], 3)]
-    return Evaluation(
-        played.returns,
-        played.lengths,
-        np.asarray((~played.is_over).sum(axis=-1)),
-        np.reshape(distinct, shape[:-1]),
-    )
+    unfinished = np.asarray((~played.is_over).sum(axis=-1))
+    distinct_episodes = np.reshape(distinct, shape[:-1])
+    return Evaluation(played.returns, played.lengths, unfinished, distinct_episodes)
 
 
 def play_episodes(

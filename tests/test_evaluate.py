@@ -20,7 +20,7 @@ from podracer.drivers.population import Pod
 from podracer.drivers.progress import Orders, Progress
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.envs.host.device import DeviceEnvironments
-from podracer.errors import EnvironmentFault
+from podracer.errors import ConfigError, EnvironmentFault
 from podracer.evaluate import Evaluation, make_evaluator
 from podracer.fields import struct
 from podracer.networks import MLP, TorsoNetwork
@@ -149,6 +149,12 @@ def test_a_greedy_evaluation_without_chance_is_one_episode(host):
     assert sampled.distinct_episodes == 20
     assert sampled.repetition is None
     assert abs(sampled.returns.mean() - LENGTH / 2) < 4 * (LENGTH / 4 / 20) ** 0.5
+
+
+@pytest.mark.parametrize("episodes", [-1, 0])
+def test_an_evaluation_without_episodes_is_refused(episodes):
+    with pytest.raises(ConfigError, match=f"1 to 1,048,576 episodes, not {episodes}"):
+        evaluate(episodes)
 
 
 @pytest.mark.parametrize("host", [False, True])

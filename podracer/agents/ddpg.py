@@ -10,7 +10,6 @@ Different from DDPG's paper: Gaussian noise, not an Ornstein-Uhlenbeck process; 
 the critic's first layer; no batch normalization; tau is 0.005, not 0.001. Distributional critics
 and AdamW's weight decay come from FastTD3 (Seo et al. 2025, arXiv 2505.22642), which projects the
 critics' distributions before it takes the smaller.
-
 """
 
 from __future__ import annotations

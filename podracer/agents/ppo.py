@@ -110,11 +110,10 @@ class _PPO:
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         """Return new parameters; local is the discounted sum of past rewards `[B]`, or `()`."""
         settings, observation = self.settings, self.spec.observation
+        moments = init_moments(observation) if settings.normalize_observations else None
         state = PPOState(
             **vars(self.optimizer.init(self.model.network.init(key))),
-            observation_moments=(
-                init_moments(observation) if settings.normalize_observations else None
-            ),
+            observation_moments=moments,
             return_moments=init_moments(jnp.zeros(())) if settings.normalize_rewards else None,
         )
         return LearnerState(state, jnp.zeros(num_envs) if settings.normalize_rewards else ())
@@ -165,7 +164,8 @@ class _PPO:
         num_frames = jnp.round(value_moments.count).astype(jnp.uint32)
         learner = optimizers.with_more_frames(learner, num_frames)
         target_variance, error_variance = value_moments.variance
-        explained = 1.0 - error_variance / jnp.maximum(target_variance, 1e-12)
+        varies = target_variance > 1e-12 * value_moments.mean[0] ** 2  # by more than rounding
+        explained = jnp.where(varies, 1.0 - error_variance / target_variance, 0.0)
         return LearnerState(learner, reward_sums), {**metrics, "explained_variance": explained}
 
     def normalize(

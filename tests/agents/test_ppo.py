@@ -30,13 +30,17 @@ from walk import (
 )
 
 from podracer.agent import Agent
-from podracer.agents.common.normalization import normalized_by_actor, scale_rewards
+from podracer.agents.common.normalization import (
+    discounted_rewards,
+    normalized_by_actor,
+    scale_rewards,
+)
 from podracer.agents.ppo import kl_estimate
 from podracer.devices.reductions import init_moments
 from podracer.environment import auto_reset
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Linear
-from podracer.types import LearnerState, Step, TimeStep, Trajectory
+from podracer.types import LearnerState, Step, TimeStep, Trajectory, blank_timestep
 
 
 def advantages(settings: Any, agent: Agent, state: LearnerState, trajectory: Trajectory) -> Any:
@@ -134,6 +138,13 @@ def test_the_variance_that_values_explain(memory):
     _, metrics = learn(agent, state, trajectory)
     close(metrics["explained_variance"], 1 - np.var(error) / np.var(value + error), rtol=1e-4)
     assert not valid.all()
+
+
+def test_of_equal_targets_there_is_no_variance_to_explain():
+    agent = built(learner("ppo", discount=0.0))
+    state, trajectory = begin(agent)
+    _, metrics = learn(agent, state, with_rewards(trajectory, lambda reward: 0 * reward + 3.7))
+    assert metrics["explained_variance"] == 0
 
 
 @pytest.mark.parametrize("grouping", ["minibatch", "batch", "none"])
@@ -257,6 +268,17 @@ def test_rewards_of_both_players_have_opposite_signs_in_the_sums():
     for part in (rollout(0, 33), rollout(33, steps)):
         _, moments, sums = scale_rewards(moments, sums, part, discount=0.9, axis=None)
     close(moments.variance, np.var(gains), rtol=1e-4)
+
+
+def test_an_episode_without_an_end_leaves_nothing_in_the_sums_of_the_next():
+    """A fault has lost it in the first step of a rollout; or the run was resumed."""
+    begin = blank_timestep(WALK.spec, 1)
+    cut = dataclasses.replace(begin, first=jnp.zeros(1, bool), last=jnp.ones(1, bool))
+    final = dataclasses.replace(begin, first=jnp.zeros(1, bool), reward=jnp.ones(1))
+    for timesteps in ([cut, begin], [begin]):
+        steps = Step(jax.tree.map(lambda *x: jnp.stack(x), *timesteps), (), ())
+        sums = discounted_rewards(jnp.ones(1), Trajectory(steps, final, (), ()), 0.9)[1]
+        assert sums == 1
 
 
 def test_a_learning_rate_falls_to_zero():

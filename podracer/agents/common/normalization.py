@@ -73,7 +73,9 @@ def discounted_rewards(
 
     They change their sign where the turn passes: each is of the player who gets the reward.
     """
-    next_timesteps = trajectory.next_timesteps()
+    timestep, next_timesteps = trajectory.steps.timestep, trajectory.next_timesteps()
     ended = next_timesteps.last | (next_timesteps.discount == 0)
-    decay = discount * trajectory.steps.timestep.discount  # between the last reward and this one
+    # The discount between the last reward and this one: a new episode has no past, also where a
+    # fault, or a run that was resumed with new episodes, left the one before.
+    decay = jnp.where(timestep.first, 0.0, discount * timestep.discount)
     return discounted_sums(sums, next_timesteps.reward, decay, ended)
