@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from podracer.cli.settings import ALIASES, Setting, Table
 from podracer.cli.values import format_value
+from podracer.names import nearest
 
 # The settings of a run in the order of the page: what matters first comes first.
 _ORDER = (
@@ -37,6 +38,9 @@ def page(table: Table, description: str, words: Sequence[str] = ()) -> str:
     lines += ["", *textwrap.wrap(_ADVICE, width)] if is_long else []
     names = {x.path: f"{x.flag} {_name(x, x.flag)}" for x in settings}
     settings = [x for x in settings if not words or any(word in names[x.path] for word in words)]
+    if not settings and words:
+        advice = nearest(words[0], [path.rpartition(".")[2] for path in names], "--help shows all.")
+        lines += ["", f"There is no setting with {words[0]!r} in its name: {advice}"]
     ranks = {path: rank for rank, path in enumerate(_ORDER if is_long else ())}
     settings.sort(key=lambda x: ("." in x.path, ranks.get(x.path, len(_ORDER))))
     for path, group in itertools.groupby(settings, lambda x: x.path.rpartition(".")[0]):

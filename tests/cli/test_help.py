@@ -91,6 +91,14 @@ def test_a_page_of_a_word_finds_a_setting_by_each_of_its_names(arguments, name, 
     assert f"\n  {name} " in help_page(arguments.split(), monkeypatch)[0]
 
 
+@pytest.mark.parametrize(
+    ("word", "advice"), [("lr", "did you mean learning_rate?"), ("qqq", "--help shows all.")]
+)
+def test_a_page_of_a_word_in_no_name_says_so(word, advice, monkeypatch):
+    text = help_page(["train", "catch", "--help", word], monkeypatch)[0]
+    assert text.endswith(f"There is no setting with {word!r} in its name: {advice}\n")
+
+
 def test_the_page_of_tournaments_names_the_range_that_pods_draw_from_by_default(monkeypatch):
     text = " ".join(help_page(["tournament", "--help"], monkeypatch)[0].split())
     (stated,) = read_spaces(re.findall(r"by default (\w+=[\w.-]+:[\w.-]+)\.", text)).values()
