@@ -19,10 +19,7 @@ from podracer.arguments import typed
 from podracer.config.experiment import Experiment, check_types
 from podracer.config.serialization import recipe_name, saved_devices
 from podracer.devices import peers
-from podracer.devices.mesh import (
-    check_same_configuration,
-    wait_for_all_processes,
-)
+from podracer.devices.mesh import check_same_configuration, wait_for_all_processes
 from podracer.devices.startup import compilation_cache
 from podracer.errors import ConfigError
 from podracer.io.directories import is_tournament
@@ -175,24 +172,20 @@ def check_claim(directory: Path, resume: bool) -> None:
 
     What is checked here is checked again under the directory's lock, see `RunLock`.
     """
-    exists = (directory / CONFIG).exists()
+    if is_tournament(directory):
+        raise ConfigError(f"{directory} holds a tournament: choose another name.")
     if resume:
         check_is_run(directory)
-    if exists and not resume:
+    elif (directory / CONFIG).exists():
         raise ConfigError(f"{directory} already holds a run: resume it, or choose another name.")
-    if not resume and (
-        step_directories(directory / CHECKPOINTS) or newest_saved(directory) is not None
-    ):
+    elif step_directories(directory / CHECKPOINTS) or newest_saved(directory) is not None:
         raise ConfigError(
             f"{directory} holds checkpoints, but not the config.json of their run: bring it back, "
             "or choose another name."
         )
-    if is_tournament(directory):
-        raise ConfigError(f"{directory} holds a tournament: choose another name.")
-    if not exists and any(directory.glob("*/config.json")):
+    elif any(directory.glob("*/config.json")):
         raise ConfigError(f"{directory} holds other runs: name one in it, {directory / 'NAME'}.")
-    records = [name for name in ("metrics.jsonl", RECORDS) if os.path.lexists(directory / name)]
-    if not resume and records:
+    elif records := [x for x in ("metrics.jsonl", RECORDS) if os.path.lexists(directory / x)]:
         raise ConfigError(
             f"{directory} holds the {records[0]} of another run: move it away, or choose another "
             "name."
