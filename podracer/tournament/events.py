@@ -230,7 +230,7 @@ class TournamentState:
     header: Header
     board: Board
     pods: Mapping[int, PodState]
-    population: tuple[Entry, ...] = ()  # the newest entry of each live pod, best first
+    population: Board  # the newest entry of each live pod
     rejected: int = 0  # rejected reports
     events: int = 1
 
@@ -243,9 +243,7 @@ def rank(entry: Entry) -> tuple[float, int, int, int]:
     return -entry.score, entry.frames, entry.pod, entry.round
 
 
-def exchanged(
-    entries: tuple[Entry, ...], removed: Entry | None, added: Entry | None
-) -> tuple[Entry, ...]:
+def exchanged(entries: Board, removed: Entry | None, added: Entry | None) -> Board:
     """Return ranked entries without one of them and with another one, without sorting again."""
     if removed is added:
         return entries
@@ -254,7 +252,7 @@ def exchanged(
         del ranked[bisect.bisect_left(ranked, rank(removed), key=rank)]
     if added is not None:
         bisect.insort(ranked, added, key=rank)
-    return tuple(ranked)
+    return Board(ranked)
 
 
 def state_after(events: Iterable[Event]) -> TournamentState:
@@ -262,7 +260,7 @@ def state_after(events: Iterable[Event]) -> TournamentState:
     header, *later = events
     assert isinstance(header, Header)
     pods = {pod: PodState() for pod in range(header.pods)}
-    return functools.reduce(apply_event, later, TournamentState(header, Board(), pods))
+    return functools.reduce(apply_event, later, TournamentState(header, Board(), pods, Board()))
 
 
 def apply_event(state: TournamentState, event: Event) -> TournamentState:
