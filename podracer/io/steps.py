@@ -17,6 +17,7 @@ from podracer.io.run_directory import own_directory, unused
 from podracer.io.seal import (
     CHECKPOINTS,
     CONFIG,
+    MANIFEST,
     is_there,
     read_sealed_json,
     retry_reading,
@@ -206,6 +207,12 @@ def step_name(step: int) -> str:
     if not 0 <= step < 10**12:
         raise ValueError(f"step {step} is not within 0 and 10**12")
     return f"{step:012d}"
+
+
+def saved_updates(run: Path) -> int:
+    """Return the updates at the newest sealed checkpoint of a run, 0 if there is none yet."""
+    names = [path.parent.name for path in (run / CHECKPOINTS).glob(f"*/{MANIFEST}")]
+    return max((int(name) for name in names if _STEP.fullmatch(name)), default=0)
 
 
 def step_directories(directory: Path) -> list[Path]:

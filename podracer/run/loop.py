@@ -28,6 +28,7 @@ from podracer.io.differences import leaves
 from podracer.io.exits import PREEMPTED
 from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import StopSignals, Watchdog
+from podracer.io.steps import saved_updates
 from podracer.io.text import redact
 from podracer.run.budget import Budget
 from podracer.run.changes import changed_blueprint, in_json, merged
@@ -126,7 +127,6 @@ class Run:
         self.state: TrainState
         """State of the newest boundary, at first the one that the run begins with."""
         self._pending: Blueprint | None = None  # with changes that the driver has not taken
-        self._last_saved: int | None = None
 
     # --- what callbacks see and do ----------------------------------------------------------------
 
@@ -283,7 +283,6 @@ class Run:
             metadata |= saved
         with tag_component("checkpointer"):
             self.checkpointer.save(self.totals.updates, self.state, metadata)
-        self._last_saved = self.totals.updates
         for callback in self.callbacks:
             if type(callback).on_save is not Callback.on_save:
                 with tag_component("checkpointer"):
@@ -337,7 +336,6 @@ class Run:
         self.resumed_from = totals.updates
         for callback in self.callbacks:
             callback.restore(self, metadata)
-        self._last_saved = restored.step
         return state
 
     def _stalled(self, message: str) -> None:
@@ -349,11 +347,14 @@ class Run:
         """Write `crash.json`; the loss of a process is not written over the fault that it had."""
         if isinstance(error, PeerLostError) and (self.directory / CRASH).exists():
             return
+        last_checkpoint = 0
+        with contextlib.suppress(OSError):  # which may be the fault
+            last_checkpoint = saved_updates(self.directory)
         write_crash(
             self.directory,
             error,
             component=getattr(error, "component", "learner"),
             last_update=self.totals.updates,
-            last_checkpoint=self._last_saved,
+            last_checkpoint=last_checkpoint or None,
             experiment=self.config["experiment"],
         )

@@ -29,10 +29,11 @@ from podracer.io.directories import holds_begun_tournament
 from podracer.io.exits import PREEMPTED, preemptions
 from podracer.io.paths import user_path
 from podracer.io.signals import StopSignals
+from podracer.io.steps import saved_updates
 from podracer.tournament import config, events, selection
 from podracer.tournament.engine import Engine, EngineLost, RoundStopped, find_engine
 from podracer.tournament.leaderboard import Leaderboard
-from podracer.tournament.pod import Reference, Task, saved_updates, write_task
+from podracer.tournament.pod import Reference, Task, write_task
 from podracer.tournament.report import read_report, reason_of_failure
 
 PAUSE_SECONDS = 0.05  # between two polls of the pods

@@ -41,7 +41,7 @@ from podracer.io import checkpoint
 from podracer.io.reading import read_limited
 from podracer.io.run_directory import RunLock, own_directory, write_json
 from podracer.io.seal import MANIFEST
-from podracer.io.steps import CHECKPOINTS, read_meta, step_name
+from podracer.io.steps import CHECKPOINTS, read_meta, saved_updates, step_name
 from podracer.io.text import explain_error
 from podracer.rollout import Purpose, purpose_key
 from podracer.run.errors import classify_error
@@ -252,12 +252,6 @@ def verified_checkpoint(tournament: Path, entry: Reference) -> Path:
 
 def _totals(path: Path) -> Totals:
     return Totals(**read_meta(path)["metadata"]["totals"])
-
-
-def saved_updates(directory: Path) -> int:
-    """Return the updates at the newest checkpoint of a round, 0 if there is none yet."""
-    names = [path.parent.name for path in (directory / CHECKPOINTS).glob(f"*/{MANIFEST}")]
-    return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 # --- in a process of its own ----------------------------------------------------------------------

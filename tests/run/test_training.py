@@ -1,6 +1,7 @@
 """Runs from Python: what they leave, and that going on equals never having stopped."""
 
 import dataclasses
+import errno
 import json
 import math
 import re
@@ -25,11 +26,11 @@ from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import auto_reset, restart, transition
 from podracer.envs.catch import Catch
-from podracer.errors import CheckpointError, ConfigError
+from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.evaluate import Evaluation
 from podracer.io.checkpoint import Checkpointer, fingerprint, stored_fingerprint
 from podracer.io.entry_points import installed
-from podracer.io.seal import CONFIG, seal_json
+from podracer.io.seal import CONFIG, seal, seal_json
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
 from podracer.replay import Replay
@@ -438,6 +439,19 @@ def test_a_failing_device_is_a_sentence_and_code_71(tmp_path, monkeypatch, text)
     crash = json.loads((tmp_path / "run" / "crash.json").read_text())
     assert crash["code"] == 71
     assert crash["last_update"] == 0
+
+
+def test_a_crash_names_the_last_checkpoint_that_was_saved(tmp_path, monkeypatch):
+    def seal_once(directory, name, digests):
+        if int(name) > 10:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        seal(directory, name, digests)
+
+    monkeypatch.setattr("podracer.io.checkpoint.seal", seal_once)
+    with pytest.raises(StorageError, match="the checkpoint of step 20 could not be written"):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
+    crash = json.loads((tmp_path / "run" / "crash.json").read_text())
+    assert crash["last_checkpoint"] == 10
 
 
 BAD = [
