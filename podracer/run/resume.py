@@ -84,15 +84,12 @@ _METADATA = {
 }
 
 
-_OPTIONAL = ("versions", "best", "changes")
-
-
 def check_metadata(metadata: Mapping[str, Any]) -> None:
     """Raise `CheckpointError` if the metadata of a checkpoint is not what a run writes.
 
     A seal tells that it was not changed since, but not who wrote it.
     """
-    if unsound := unsound_fields({**dict.fromkeys(_OPTIONAL), **metadata}, _METADATA):
+    if unsound := unsound_fields({**dict.fromkeys(_METADATA), **metadata}, _METADATA):
         raise CheckpointError(f"the checkpoint's {', '.join(unsound)} cannot be those of a run.")
 
 
