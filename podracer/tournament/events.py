@@ -234,6 +234,10 @@ class TournamentState:
     rejected: int = 0  # rejected reports
     events: int = 1
 
+    def pod(self, number: int) -> PodState:
+        """Return the state of a pod; an unknown one has not begun."""
+        return self.pods.get(number, PodState())
+
 
 def rank(entry: Entry) -> tuple[float, int, int, int]:
     """Return the key that sorts entries: higher score, then fewer frames, then pod and round.
@@ -271,7 +275,7 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
             return dataclasses.replace(state, rejected=state.rejected + 1)
         case Header():
             raise CheckpointError("the header of a leaderboard comes once, at the beginning")
-    pod = state.pods.get(event.pod, PodState())
+    old_pod = pod = state.pod(event.pod)
     match event:
         case Started():
             parents = tuple(find_entry(state, event.pod, parent) for parent in event.parents)
@@ -298,7 +302,6 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
             pod = dataclasses.replace(pod, status="waiting", reason="", failures=0)
         case Absent():
             pod = dataclasses.replace(pod, absent=pod.absent or event.round == pod.round)
-    old_pod = state.pods.get(event.pod, PodState())
     members = (x.newest if x.is_live else None for x in (old_pod, pod))
     population = exchanged(state.population, *members)
     return dataclasses.replace(state, pods={**state.pods, event.pod: pod}, population=population)
@@ -311,10 +314,8 @@ def find_entry(state: TournamentState, pod: int, entry_id: str) -> Entry:
     any other, whose checkpoint may have been deleted.
     """
     if match := _ENTRY_ID.fullmatch(entry_id):
-        newest = state.pods.get(int(match[1]), PodState()).newest
-        pod_state = state.pods.get(pod, PodState())
-        on_board = state.board.by_id.get(entry_id)
-        for entry in (newest, on_board, *pod_state.parents):
+        newest, on_board = state.pod(int(match[1])).newest, state.board.by_id.get(entry_id)
+        for entry in (newest, on_board, *state.pod(pod).parents):
             if entry is not None and entry.id == entry_id:
                 return entry
     raise ValueError(f"pod {pod} cannot have {entry_id}, whose checkpoint is not kept")

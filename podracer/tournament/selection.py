@@ -27,7 +27,7 @@ from podracer.drivers.selection import (
     truncation,
 )
 from podracer.fields import bounded, check_ranges
-from podracer.tournament.events import Entry, PodState, TournamentState
+from podracer.tournament.events import Entry, TournamentState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class SelectionView:
 
     @property
     def own_entry(self) -> Entry | None:
-        return self.state.pods.get(self.pod, PodState()).newest
+        return self.state.pod(self.pod).newest
 
 
 def generator(seed: int, pod: int, round: int) -> np.random.Generator:
