@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from podracer import recipes as recipes_by_name
+from podracer.arguments import typed
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.drivers.population import hyperparameters, with_hyperparameters
@@ -83,6 +84,7 @@ class TournamentInfo:
     snapshot: Callable[[], tuple[events.TournamentState, int]]
 
 
+@typed
 def run_tournament(
     tournament: config.Tournament,
     directory: str | Path,

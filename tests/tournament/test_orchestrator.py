@@ -636,6 +636,13 @@ def test_what_cannot_be_meant_is_refused(changes, words, tmp_path):
     assert not (tmp_path / "leaderboard.jsonl").exists()
 
 
+def test_arguments_that_do_not_fit_are_refused_in_a_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="attach cannot be 'mirror:x': it must be a list"):
+        orchestrator.run_tournament(TOURNAMENT, tmp_path, attach="mirror:x")
+    with pytest.raises(ConfigError, match="tournament cannot be 'cartpole_ppo'"):
+        orchestrator.run_tournament("cartpole_ppo", tmp_path)
+
+
 @pytest.mark.parametrize("remains", [b"", b'{"event": "head'], ids=["empty", "torn"])
 def test_a_tournament_that_was_killed_before_its_first_line_may_begin(
     remains, tmp_path, monkeypatch
