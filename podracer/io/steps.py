@@ -111,7 +111,7 @@ def valid_step(run: Path, quarantine: Path | None = None) -> int:
     """Return the newest step that is whole and belongs to the run; print what is not."""
     directory, identity = run / CHECKPOINTS, identity_of(run)
     newest = newest_saved(run)  # before the list: a run may be saving
-    refused: dict[Path, CheckpointError] = {}
+    valid, refused = None, dict[Path, CheckpointError]()
     for path in reversed(step_directories(directory)):
         try:
             _verify(path, identity)
@@ -121,8 +121,6 @@ def valid_step(run: Path, quarantine: Path | None = None) -> int:
             if not is_there(path):  # deleted by a run that goes on, see `read_chosen`
                 raise
             refused[path] = fault
-    else:
-        valid = None
     outcome = f"step {int(valid.name)} is used instead" if valid else "no other one is valid"
     for path, fault in refused.items():
         moved = f"; moved to {_move(path, quarantine)}" if quarantine else ""

@@ -168,8 +168,8 @@ class Run:
 
     def execute(self, resume: bool, begin: Begin | None) -> Result:
         """Run from the first or the restored state to the end."""
-        told = f"Saved in {self.directory}; train with resume=True goes on."
-        self.signals = StopSignals(stopped=told)
+        stopped = f"Saved in {self.directory}; train with resume=True goes on."
+        self.signals = StopSignals(stopped=stopped)
         with contextlib.ExitStack() as self.stack:
             self.stack.enter_context(self.signals.installed())
             for callback in self.callbacks:

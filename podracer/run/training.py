@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,16 +41,8 @@ from podracer.run.warnings import run_warnings
 _LOG = logging.getLogger("podracer")
 
 
-@contextlib.contextmanager
-def _leaves_others_on_error() -> Iterator[None]:
-    """With several processes, let Python exit on an error without waiting for the others."""
-    is_distributed = jax.distributed.is_initialized()
-    with peers.leaves_on_error() if is_distributed else contextlib.nullcontext():
-        yield
-
-
 @typed
-@_leaves_others_on_error()
+@peers.leaves_on_error()
 @compilation_cache()
 def train(
     experiment: Experiment | str,
