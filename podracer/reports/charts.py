@@ -120,20 +120,11 @@ def _chart(figure: Figure, legend: Legend) -> str:
          "legendgroup": label, "line": {"color": color, "width": 3}, "showlegend": True}
         for label, color in legend.items() if label in groups
     ]  # fmt: skip
-    longest = max(map(len, legend), default=0)
-    place = {
-        "orientation": "h",
-        "x": 0,
-        "y": 1,
-        "yref": "container",
-        "yanchor": "top",
-        "entrywidth": 6 * longest,
-        "font": {"color": TEXT},
-        "maxheight": 190,
-    }
-    titled = bool(figure["layout"].get("title", {}).get("text"))
-    if titled:  # the legend stands below the title
+    place = {"orientation": "h", "x": 0, "y": 1, "yref": "container", "yanchor": "top"}
+    if "title" in figure["layout"]:  # the legend stands below it
         place |= {"yref": "paper", "yanchor": "bottom"}
+    longest = max(map(len, legend), default=0)
+    place |= {"entrywidth": 6 * longest, "font": {"color": TEXT}, "maxheight": 190}
     layout = {**figure["layout"], "showlegend": len(names) > 1, "legend": place}
     arrays: dict[str, int] = {}
     content = _shared({"data": [*figure["data"], *names], "layout": layout}, arrays)
@@ -295,22 +286,22 @@ def _runs(
         description = "\n".join(filter(None, dict.fromkeys([run.name, run.label, text])))
         return trace([], [], label, text=description, curves=curves_by_axis, **style)
 
+    is_alone = len(runs) == 1
+    width, opacity = (1.8, 1.0) if is_alone else (0.8, 0.5)
+    line, thin = {"color": color, "width": width}, {"color": color, "width": 0.8}
     for run in runs:
         curve = _curves_of(run, panel.key, points, panel.unit)
         if not curve:
             continue
         is_dot = all(len(x) == 1 for x, _ in curve.values())
         style = {"mode": "markers", "marker": {"color": color}} if is_dot else {}
-        thin = {"line": {"color": color, "width": 0.8}}
-        if len(runs) == 1 and has_raw:
-            yield drawn(run, curve, **thin, opacity=0.3, hoverinfo="skip", **style)
-        line = {"line": {"color": color, "width": 1.8}} if len(runs) == 1 else thin
-        opacity = 1.0 if len(runs) == 1 else 0.5
+        if is_alone and has_raw:
+            yield drawn(run, curve, line=thin, opacity=0.3, hoverinfo="skip", **style)
         smooth = {axis: (x, running_mean(y)) for axis, (x, y) in curve.items()}
-        yield drawn(run, smooth, **line, opacity=opacity, **style)
+        yield drawn(run, smooth, line=line, opacity=opacity, **style)
     for run in runs if panel.points else ():
         if dots := _curves_of(run, panel.points, points):
-            mode = "lines+markers" if len(runs) > 1 else "markers"
+            mode = "markers" if is_alone else "lines+markers"
             marker = {"size": 6, "color": color, "line": {"width": 0.8, "color": "--page"}}
             line = {"color": color, "width": 0.6, "dash": "dot"}
             yield drawn(run, dots, mode=mode, line=line, marker=marker)

@@ -42,6 +42,7 @@ _FIRST_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm
 _MAX_WIDTH = 120
 _NUM_METRICS = 6
 _NUM_RECORDS = 64  # the panel is about these, and about the first one and all with an evaluation
+_LINE_SECONDS = 5.0  # between two lines without a terminal
 _NOTEBOOK_SECONDS = 0.5  # between two pictures in a notebook
 
 
@@ -60,13 +61,12 @@ class Console:
     """Sink that shows progress on `file` and restores the terminal when closed, also at exit.
 
     In a notebook the panel is in the output of the cell. Without a terminal it prints a line every
-    `interval` seconds, and always for an evaluation and for the last record. The panel appears at
-    once and stays until `close`.
+    five seconds, and always for an evaluation and for the last record. The panel appears at once
+    and stays until `close`.
     """
 
-    def __init__(self, *, file: TextIO | None = None, interval: float = 5.0) -> None:
+    def __init__(self, *, file: TextIO | None = None) -> None:
         self._file = sys.stdout if file is None else file
-        self._interval = interval
 
     def open(self, run: RunInfo) -> None:
         """Show the run, of which there is no record yet."""
@@ -116,7 +116,7 @@ class Console:
         if self._live is not None:
             return
         self._unprinted = record
-        interval = self._interval if self._cell is None else _NOTEBOOK_SECONDS
+        interval = _LINE_SECONDS if self._cell is None else _NOTEBOOK_SECONDS
         is_due = time.monotonic() - self._shown_at >= interval
         if is_due or "evaluation_return" in record:
             self._show()

@@ -184,12 +184,12 @@ class Run:
                 self._sealed()  # `config.json` is there, and what an earlier process left
             self.resumed_from, self.state = self.totals.updates if resume else None, state
             exit_code = 0
-            self.budget.begin(self.totals)
+            self.budget.pass_marks(self.totals)
             if not self.budget.reason_to_end(self.totals):
                 self.driver.compile_in_thread()
                 for callback in self.callbacks:
                     callback.on_start(self)
-                self.checkpointer.start()  # once all is traced, as both need Python's lock
+                self.checkpointer.load_orbax()  # once all is traced, as both need Python's lock
                 exit_code = self._loop(state)
         self.record = self.record or [{}, *readable_records(self.directory)][-1]
         reason = "signal" if exit_code else self.budget.reason_to_end(self.totals) or "callback"
@@ -212,7 +212,7 @@ class Run:
                 if at_boundary is not None:
                     self.state = at_boundary
                     if self.is_due:
-                        self.budget.begin(self.totals)
+                        self.budget.pass_marks(self.totals)
                 with tag_component("callback"):
                     for callback in self.callbacks:
                         callback.on_record(self, self.record)
