@@ -234,7 +234,8 @@ class Run:
         with tag_component("callback"):
             answers = [callback.on_boundary(self) for callback in self.callbacks]
             for x in answers:
-                if not (x is None or isinstance(x, Wish) or np.asarray(x).dtype == bool):
+                is_bool = np.ndim(x) == 0 and np.asarray(x).dtype == bool
+                if not (x is None or isinstance(x, Wish) or is_bool):
                     raise ConfigError(f"a callback returns True, a Wish or None, not {x!r:.80}.")
             wishes = [x if isinstance(x, Wish) else Wish.END if x else Wish.NONE for x in answers]
         if self.budget.reason_to_end(self.totals):

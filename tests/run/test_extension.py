@@ -375,7 +375,7 @@ def test_a_callback_ends_the_run_by_a_bool_of_numpy(tmp_path):
     assert (result.reason, result.metrics["updates"]) == ("callback", 10)
 
 
-@pytest.mark.parametrize("answer", [{"loss": 0.5}, np.float32(3.0), [], "done"])
+@pytest.mark.parametrize("answer", [{"loss": 0.5}, np.float32(3.0), [], "done", np.ones(2, bool)])
 def test_an_answer_of_a_callback_that_is_no_bool_is_refused(answer):
     run: Any = SimpleNamespace(callbacks=[Function(lambda at: answer)], boundary=lambda: None)
     with pytest.raises(podracer.ConfigError, match="a callback returns True, a Wish or None, not"):
