@@ -349,7 +349,7 @@ class Run:
         if isinstance(error, PeerLostError) and (self.directory / CRASH).exists():
             return
         last_checkpoint = 0
-        with contextlib.suppress(OSError):  # which may be the fault
+        with contextlib.suppress(OSError):  # the disk may be at fault
             last_checkpoint = saved_updates(self.directory)
         write_crash(
             self.directory,

@@ -253,7 +253,7 @@ def exchanged(entries: Board, removed: Entry | None, added: Entry | None) -> Boa
         return entries
     ranked = list(entries)
     if removed is not None:
-        del ranked[bisect.bisect_left(ranked, rank(removed), key=rank)]
+        del ranked[entries.place(removed)]
     if added is not None:
         bisect.insort(ranked, added, key=rank)
     return Board(ranked)

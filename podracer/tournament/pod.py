@@ -211,14 +211,11 @@ def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> tuple
     sound = np.asarray(state.fault)[:, 0] == 0 if experiment.pods else ...
     returns = evaluation.returns[sound]
     if unfinished := int(np.sum(np.asarray(evaluation.unfinished)[sound])):
-        text = (
-            f"{unfinished} of {returns.size} held-out episodes did not end within "
-            f"{MAX_STEPS:,} steps"
-        )
+        of_all = f"{unfinished} of {returns.size} held-out episodes"
+        text = f"{of_all} did not end within {MAX_STEPS:,} steps"
         if evaluation.broken:
-            raise errors.EnvironmentFault(
-                f"{text}, where faults broke {evaluation.broken}: no score."
-            )
+            reason = f"where faults broke {evaluation.broken}"
+            raise errors.EnvironmentFault(f"{text}, {reason}: no score.")
         print(f"{text}: they count with their returns until then.")
     return returns, unfinished
 

@@ -193,8 +193,8 @@ def _from_best_groups(rule: Generational, view: SelectionView) -> Start | None:
     if view.round == 0:
         return Start()
     live = {number: pod for number, pod in view.state.pods.items() if pod.is_live}
-    others = (pod for number, pod in live.items() if number != view.pod and not pod.absent)
-    if any(pod.round == view.round - 1 for pod in others):
+    peers = (pod for number, pod in live.items() if number != view.pod and not pod.absent)
+    if any(pod.round == view.round - 1 for pod in peers):
         return None
     groups: dict[int, list[Entry]] = {}
     for number, pod in sorted(live.items()):
