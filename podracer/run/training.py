@@ -127,12 +127,14 @@ def train(
         try:
             return run.execute(resume, beginning)
         except Exception as error:
-            error = classify_error(error)
+            failure = classify_error(error)
             # A refusal harms no run, and a stall was reported with its stacks.
-            is_refusal = resume and isinstance(error, ConfigError)
-            if not is_refusal and not isinstance(error, StallError):
-                run.report_fault(error)
-            raise error from error.__cause__
+            is_refusal = resume and isinstance(failure, ConfigError)
+            if not is_refusal and not isinstance(failure, StallError):
+                run.report_fault(failure)
+            if failure is error:
+                raise
+            raise failure from error
 
 
 def _callbacks(

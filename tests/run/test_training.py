@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -439,6 +440,19 @@ def test_a_failing_device_is_a_sentence_and_code_71(tmp_path, monkeypatch, text)
     crash = json.loads((tmp_path / "run" / "crash.json").read_text())
     assert crash["code"] == 71
     assert crash["last_update"] == 0
+
+
+def test_an_error_is_shown_with_the_one_before_it(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        try:
+            raise KeyError("wheel")
+        except KeyError:
+            raise RuntimeError("no car")  # noqa: B904
+
+    monkeypatch.setattr("podracer.drivers.anakin.Anakin.run", broken)
+    with pytest.raises(RuntimeError, match="no car") as raised:
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
+    assert "KeyError: 'wheel'" in "".join(traceback.format_exception(raised.value))
 
 
 def test_a_crash_names_the_last_checkpoint_that_was_saved(tmp_path, monkeypatch):
