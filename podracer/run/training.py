@@ -129,7 +129,7 @@ def train(
         except Exception as error:
             failure = classify_error(error)
             # A refusal harms no run, and a stall was reported with its stacks.
-            is_refusal = resume and isinstance(failure, ConfigError)
+            is_refusal = resume and run.progress is None and isinstance(failure, ConfigError)
             if not is_refusal and not isinstance(failure, StallError):
                 run.report_fault(failure)
             if failure is error:

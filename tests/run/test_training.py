@@ -455,6 +455,17 @@ def test_an_error_is_shown_with_the_one_before_it(tmp_path, monkeypatch):
     assert "KeyError: 'wheel'" in "".join(traceback.format_exception(raised.value))
 
 
+def test_a_resumed_run_that_a_callback_ends_leaves_a_crash(tmp_path):
+    run = tmp_path / "run"
+    short = dataclasses.replace(EXPERIMENT, frames=10 * STEPS, evaluations=1)
+    podracer.train(short, run_dir=run)
+    longer = dataclasses.replace(short, frames=20 * STEPS)
+    with pytest.raises(ConfigError, match="a callback returns True, a Wish or None, not 3"):
+        podracer.train(longer, run_dir=run, resume=True, callbacks=[lambda boundary: 3])
+    crash = json.loads((run / "crash.json").read_text())
+    assert (crash["component"], crash["last_update"]) == ("callback", 20)
+
+
 def test_a_crash_names_the_last_checkpoint_that_was_saved(tmp_path, monkeypatch):
     def seal_once(directory, name, digests):
         if int(name) > 10:
