@@ -26,7 +26,7 @@ from podracer.io.checkpoint import Checkpointer
 from podracer.io.crash import CRASH, retire_crash, write_crash
 from podracer.io.differences import leaves
 from podracer.io.exits import PREEMPTED
-from podracer.io.seal import CONFIG, seal_json
+from podracer.io.seal import CONFIG, encode_json, seal_json
 from podracer.io.signals import StopSignals, Watchdog
 from podracer.io.steps import saved_updates
 from podracer.io.text import redact
@@ -278,9 +278,14 @@ class Run:
             "changes": self.changes,
         }
         for callback in self.callbacks:
-            if repeated := metadata.keys() & (saved := callback.saved()).keys():
+            kind, saved = type(callback).__name__, callback.saved()
+            try:
+                encode_json(dict(saved))
+            except TypeError as error:
+                raise ConfigError(f"{kind} saves what is no object of JSON: {error}.") from error
+            if repeated := metadata.keys() & saved.keys():
                 names = ", ".join(sorted(repeated))
-                raise ConfigError(f"{type(callback).__name__} saves {names}, as another part does.")
+                raise ConfigError(f"{kind} saves {names}, as another part does.")
             metadata |= saved
         with tag_component("checkpointer"):
             self.checkpointer.save(self.totals.updates, self.state, metadata)

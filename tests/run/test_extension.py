@@ -357,6 +357,16 @@ def test_a_callback_adds_to_records_and_checkpoints_and_finds_its_boundary_saved
     assert (second.at_start, second.restored) == (40, 5)
 
 
+@pytest.mark.parametrize("entries", [{"mine": np.float32(0.5)}, None])
+def test_what_a_checkpoint_could_not_hold_is_refused(entries, tmp_path):
+    class Mine(podracer.Callback):
+        def saved(self):
+            return entries
+
+    with pytest.raises(podracer.ConfigError, match="Mine saves what is no object of JSON"):
+        podracer.train(CATCH, run_dir=tmp_path / "run", callbacks=[Mine()])
+
+
 @pytest.mark.parametrize("value", ["warm", {"x": 1.0}, 2**64])
 def test_what_a_file_of_records_could_not_be_read_with_is_refused(value):
     run = SimpleNamespace(progress=None)
