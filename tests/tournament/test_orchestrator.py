@@ -598,6 +598,7 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
     [
         ({"experiments": ()}, "needs a recipe"),
         ({"rounds": 0}, "rounds must be at least 1"),
+        ({"round_seconds": 0}, "round_seconds must be above 0, but it is 0"),
         ({"seed": 10**6}, "seed must be at most 429,494"),
         ({"stall_seconds": math.inf}, "stall_seconds must be finite as a float32, but it is inf"),
         ({"pod_gpus": 1.0}, "`pod_gpus` is for Ray clusters: add `engine=ray`, or leave it out"),
