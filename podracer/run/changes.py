@@ -99,9 +99,9 @@ def _arguments(experiment: Experiment, env: Any, part: Mapping[str, Any]) -> Any
         )
     new = replace_fields(env, _with_arrays(env, part))
     are_numbers = jax.tree.map(eqx.is_inexact_array_like, env)
-    rest = partial(eqx.filter, filter_spec=are_numbers, inverse=True)
+    fixed = partial(eqx.filter, filter_spec=are_numbers, inverse=True)
     has_parts = jax.tree.structure(new) == jax.tree.structure(env)
-    if not (has_parts and eqx.tree_equal(rest(env), rest(new))):
+    if not (has_parts and eqx.tree_equal(fixed(env), fixed(new))):
         raise _fixed(env, "environment", part)
     numbers = jax.tree.map(_like, *(eqx.filter(x, are_numbers) for x in (env, new)))
     return eqx.combine(numbers, arguments_of(new))
