@@ -234,7 +234,7 @@ class Run:
         with tag_component("callback"):
             answers = [callback.on_boundary(self) for callback in self.callbacks]
             for x in answers:
-                is_bool = np.ndim(x) == 0 and np.asarray(x).dtype == bool
+                is_bool = np.asarray(x).dtype == bool and np.asarray(x).ndim == 0
                 if not (x is None or isinstance(x, Wish) or is_bool):
                     raise ConfigError(f"a callback returns True, a Wish or None, not {x!r:.80}.")
             wishes = [x if isinstance(x, Wish) else Wish.END if x else Wish.NONE for x in answers]
