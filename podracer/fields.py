@@ -103,8 +103,8 @@ def _violation(value: float, low: float, high: float, is_open: bool = False) -> 
     """Return what a value must be instead, None if it lies in its range, perhaps open below."""
     if isinstance(value, int):  # on a device it is an int32
         high = _MAX_INT32 if high == math.inf else high
-        if value < low:
-            return f"be at least {math.ceil(low):,}"
+        if value < low or (is_open and value == low):
+            return f"be above {low:g}" if is_open else f"be at least {math.ceil(low):,}"
         return f"be at most {math.floor(high):,}" if value > high else None
     if not abs(value) <= float(np.finfo(np.float32).max):  # nor nan
         return "be finite as a float32"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -71,6 +70,7 @@ def leaderboard(options: LeaderboardOptions) -> int:
 
 
 def _leaderboard_of_sweep(options: LeaderboardOptions) -> int:
+    from podracer.io.sinks import plain
     from podracer.run.sweep import configurations
 
     if options.watch:
@@ -85,11 +85,13 @@ def _leaderboard_of_sweep(options: LeaderboardOptions) -> int:
         print_ranking(options.run, experiment, ranking)
         return 0
     for configuration in ranking:
-        values = {parameter.name: parameter.value for parameter in configuration.hyperparameters}
-        row = {"hyperparameters": values, "pods": list(configuration.pods)}
-        score = configuration.score
-        mean = score.mean if math.isfinite(score.mean) else None
-        row |= {"score": mean, "seeds": len(score.values), "remarks": score.marks}
+        row = {
+            "hyperparameters": {h.name: h.value for h in configuration.hyperparameters},
+            "pods": configuration.pods,
+            "score": plain(configuration.score.mean),
+            "seeds": len(configuration.score.values),
+            "remarks": configuration.score.marks,
+        }
         print(json.dumps(row))
     return 0
 
@@ -109,32 +111,31 @@ def print_ranking(
     from podracer.scores.statistics import ENOUGH
 
     records = selections(read_pods(directory))
-    values = [{h.name: h.value for h in configuration.hyperparameters} for configuration in ranking]
-    names = list(dict.fromkeys(name for of_name in values for name in of_name))
+    rows = [({h.name: h.value for h in x.hyperparameters}, x.score) for x in ranking]
+    names = list(dict.fromkeys(name for values, _ in rows for name in values))
     acting = acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)
     # Pods of one configuration are independent seeds only without an exchange.
     are_seeds = experiment.exchange is None
-    enough = {len(configuration.score.values) >= ENOUGH for configuration in ranking}
-    kinds = {True: ("IQM", "95 %"), False: ("mean", "each seed")}
-    score, spread = map(" or ".join, zip(*map(kinds.get, enough), strict=True))
-    columns = (spread, "seeds") if are_seeds else ("pods",)
-    heads = (*names, f"{acting} evaluation ({score})", *columns)
-    columns = [Column(name, overflow="fold") for name in heads]
-    table = Table(*columns, box=None, padding=(0, 3, 0, 0))
-    rows = list(zip(ranking, values, strict=True))[:20]
-    for configuration, of_name in rows:
+    sizes = [len(score.values) for _, score in rows]
+    kinds = [("mean", "each seed")] if min(sizes) < ENOUGH else []
+    kinds += [("IQM", "95 %")] if max(sizes) >= ENOUGH else []
+    mean, spread = map(" or ".join, zip(*kinds, strict=True))
+    heads = (*names, f"{acting} evaluation ({mean})")
+    heads += (spread, "seeds") if are_seeds else ("pods",)
+    table = Table(*(Column(x, overflow="fold") for x in heads), box=None, padding=(0, 3, 0, 0))
+    for values, score in rows[:20]:
         table.add_row(
-            *(f"{of_name[name]:.4g}" if name in of_name else "-" for name in names),
-            number(configuration.score.mean),
-            *([configuration.score.spread] if are_seeds else []),
-            str(len(configuration.score.values)),
+            *(f"{values[name]:.4g}" if name in values else "-" for name in names),
+            number(score.mean),
+            *([score.spread] if are_seeds else []),
+            str(len(score.values)),
         )
     Console().print(table)
-    if len(ranking) > 20:
-        print(f"and {len(ranking) - 20} more")
-    for configuration, of_name in rows:
-        if marks := "; ".join(configuration.score.marks):
-            label = ", ".join(f"{name} {value:.4g}" for name, value in of_name.items())
+    if len(rows) > 20:
+        print(f"and {len(rows) - 20} more")
+    for values, score in rows[:20]:
+        if marks := "; ".join(score.marks):
+            label = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
             print(f"Remarks   {label}{': ' if label else ''}{marks}")
     if records:
         assert isinstance(experiment.exchange, Selection)

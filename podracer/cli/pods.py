@@ -115,12 +115,13 @@ def read_spaces(variations: Sequence[str], agent: Any = None) -> dict[str, Space
     table = Table(() if agent is None else (agent,))
     spaces: dict[str, Space] = {}
     for text in variations:
-        name = text.partition("=")[0].replace("-", "_").removeprefix("agent.")
+        name, _, values = text.partition("=")
+        name = name.replace("-", "_").removeprefix("agent.")
         if table.paths(name):
             name = table.find(Flag(f"--{name}", (), False)).path
         if name in spaces:
             raise ConfigError("--vary names a hyperparameter twice: give each its values once.")
-        values, problem = text.partition("=")[2], f"--vary {text!r} cannot be read:"
+        problem = f"--vary {text!r} cannot be read:"
         if values.count(":") > 1:
             raise ConfigError(f"{problem} of a schedule only the start varies: {name}=1e-4,3e-4.")
         try:

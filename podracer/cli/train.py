@@ -141,12 +141,13 @@ def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -
 
     outcomes = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}
     next_command = None
-    with contextlib.suppress(PodracerError):  # such as for a file that is gone since
-        next_command = "play" if is_drawable(build(experiment)[1]) else None
-    if result.agent.rule is not None:
-        next_command = "rule"
     if result.exit_code:
         next_command = "resume"
+    elif result.agent.rule is not None:
+        next_command = "rule"
+    else:
+        with contextlib.suppress(PodracerError):  # such as for a file that is gone since
+            next_command = "play" if is_drawable(build(experiment)[1]) else None
     environment = experiment.environment
     if not isinstance(environment, str) or not imported_module(environment):
         environment = None

@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -71,11 +72,7 @@ def make_mesh(devices: Sequence[Device] | None = None, axis: str = DATA) -> Mesh
 
 def shardings(mesh: Mesh, specs: PyTree) -> PyTree:
     """Return a tree of shardings on a mesh for a tree of partition specs."""
-    return jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec),
-        specs,
-        is_leaf=lambda x: isinstance(x, PartitionSpec),
-    )
+    return jax.tree.map(partial(NamedSharding, mesh), specs)
 
 
 def wait_for_all_processes(place: str) -> None:

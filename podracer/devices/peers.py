@@ -230,10 +230,13 @@ def reports_loss(report: Callable[[PeerLostError], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def leaves_on_error() -> Iterator[None]:
-    """Have Python end without waiting for the other processes if the context raises.
+    """Have Python end without waiting for the other processes, if any, if the context raises.
 
     JAX would wait until all of them end, while they wait for this one.
     """
+    if not jax.distributed.is_initialized():
+        yield
+        return
     atexit.unregister(_leave)
     on_abort.install()
     try:

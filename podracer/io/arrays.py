@@ -69,22 +69,23 @@ def read_arrays(
     """
     import orbax.checkpoint as ocp  # takes long, see `Checkpointer`
 
-    stored = {name: entry for name, entry in entries.items() if 0 not in entry[0]}
-    selection = {name: entries[name] for name in shardings}
+    stored = {name: entry[:2] for name, entry in entries.items() if 0 not in entry[0]}
+    empty = {name: np.zeros(*entries[name][:2]) for name in shardings if name not in stored}
     host = ocp.RestoreArgs(restore_type=np.ndarray)
     targets = {
-        name: ocp.ArrayRestoreArgs(sharding=sharding) if (sharding := shardings[name]) else host
-        for name in selection.keys() & stored.keys()
+        name: ocp.ArrayRestoreArgs(sharding=sharding) if sharding else host
+        for name, sharding in shardings.items()
+        if name in stored
     }
     if not targets:
-        return {name: np.zeros(*entry[:2]) for name, entry in selection.items()}
+        return empty
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         try:
             stored_arrays = reader.metadata(path / "state").item_metadata.tree
             declared = {
                 name: [list(a.shape), np.dtype(a.dtype).name] for name, a in stored_arrays.items()
             }
-            if declared != {name: entry[:2] for name, entry in stored.items()}:
+            if declared != stored:
                 raise CheckpointError(f"{path}: the arrays do not match meta.json")
             size = sum(
                 math.prod(stored_arrays[name].shape) * np.dtype(stored_arrays[name].dtype).itemsize
@@ -95,15 +96,11 @@ def read_arrays(
             item = ocp.args.PyTreeRestore(
                 dict.fromkeys(targets, 0), restore_args=targets, partial_restore=True
             )
-            arrays = reader.restore(path / "state", args=item)
+            return empty | reader.restore(path / "state", args=item)
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path}: Orbax cannot read the arrays: {error}") from error
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error}") from error
-    return {
-        name: arrays[name] if name in stored else np.zeros(*entry[:2])
-        for name, entry in selection.items()
-    }
 
 
 def stored_array(leaf: Any) -> Any:

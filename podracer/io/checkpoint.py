@@ -111,8 +111,8 @@ class Checkpointer:
 
         return bool(agreement.decide_on_first_process(decide))
 
-    def start(self) -> concurrent.futures.Future[Any]:
-        """Import Orbax in a thread, which takes longer than the start of a small run."""
+    def load_orbax(self) -> concurrent.futures.Future[Any]:
+        """Import Orbax in a thread, as that takes longer than the start of a small run."""
         if self._orbax is None:
             self._orbax = self._worker.submit(_make_orbax)
         return self._orbax
@@ -125,7 +125,7 @@ class Checkpointer:
         `["best"]["updates"]`, if it has that, is kept as long as this one.
         Raises `StorageError` if this save or the previous one failed.
         """
-        import orbax.checkpoint as ocp  # takes long, see `start`
+        import orbax.checkpoint as ocp  # takes long, see `load_orbax`
 
         self.wait()
         target = self.directory / steps.step_name(step)
@@ -147,7 +147,7 @@ class Checkpointer:
                 draft.mkdir()
             leaves = leaves_by_path(state).items()
             arrays = {path: stored_array(x) for path, x in leaves if x.size}  # Orbax's limit
-            self.start().result().save(draft / "state", args=ocp.args.PyTreeSave(arrays))
+            self.load_orbax().result().save(draft / "state", args=ocp.args.PyTreeSave(arrays))
         except OSError as error:
             raise _failure_of_save(step, error, "could not be written") from error
         self._pending = self._worker.submit(self._finish, draft, target, meta)
@@ -209,7 +209,7 @@ class Checkpointer:
         step, first = int(target.name), jax.process_index() == 0
         outcome = "could not be written"
         try:
-            self.start().result().wait_until_finished()  # until all processes have written
+            self.load_orbax().result().wait_until_finished()  # until all processes have written
             digests = agreement.digests_of_arrays(draft)
             if first:
                 self._check_directory()

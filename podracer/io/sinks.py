@@ -37,9 +37,9 @@ _SEBULBA_PREFIXES = ("actor_time_", "learner_time_", "environment_faults")
 class Sink(Protocol):
     """Receiver of records, called from one thread until it is closed.
 
-    It may have a method `open`, which is called before that with the `RunInfo`. A sink that needs
-    long to close, such as one that sends its records elsewhere, says so by an attribute
-    `close_seconds`.
+    It may have a method `open`, which is called before that with the `RunInfo`, and it may lack
+    `close`. A sink that needs long to close, such as one that sends its records elsewhere, says so
+    by an attribute `close_seconds`.
     """
 
     def write(self, record: Record) -> None: ...
@@ -259,7 +259,7 @@ class _Worker:
             self._failed = True
             _warn_dropped(self._sink, error)
         try:
-            self._sink.close()
+            getattr(self._sink, "close", lambda: None)()
         except BaseException as error:
             if not self._failed:
                 _warn_dropped(self._sink, error)

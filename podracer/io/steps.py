@@ -17,6 +17,7 @@ from podracer.io.run_directory import own_directory, unused
 from podracer.io.seal import (
     CHECKPOINTS,
     CONFIG,
+    MANIFEST,
     is_there,
     read_sealed_json,
     retry_reading,
@@ -110,7 +111,7 @@ def valid_step(run: Path, quarantine: Path | None = None) -> int:
     """Return the newest step that is whole and belongs to the run; print what is not."""
     directory, identity = run / CHECKPOINTS, identity_of(run)
     newest = newest_saved(run)  # before the list: a run may be saving
-    refused: dict[Path, CheckpointError] = {}
+    valid, refused = None, dict[Path, CheckpointError]()
     for path in reversed(step_directories(directory)):
         try:
             _verify(path, identity)
@@ -120,8 +121,6 @@ def valid_step(run: Path, quarantine: Path | None = None) -> int:
             if not is_there(path):  # deleted by a run that goes on, see `read_chosen`
                 raise
             refused[path] = fault
-    else:
-        valid = None
     outcome = f"step {int(valid.name)} is used instead" if valid else "no other one is valid"
     for path, fault in refused.items():
         moved = f"; moved to {_move(path, quarantine)}" if quarantine else ""
@@ -206,6 +205,12 @@ def step_name(step: int) -> str:
     if not 0 <= step < 10**12:
         raise ValueError(f"step {step} is not within 0 and 10**12")
     return f"{step:012d}"
+
+
+def saved_updates(run: Path) -> int:
+    """Return the updates at the newest sealed checkpoint of a run, 0 if there is none yet."""
+    names = [path.parent.name for path in (run / CHECKPOINTS).glob(f"*/{MANIFEST}")]
+    return max((int(name) for name in names if _STEP.fullmatch(name)), default=0)
 
 
 def step_directories(directory: Path) -> list[Path]:

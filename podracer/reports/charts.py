@@ -23,7 +23,7 @@ from podracer.scores.statistics import ENOUGH, bootstrap_interval, running_mean,
 
 COLORS = ("#3f8fdb", "#f28e2b", "#2ca58d", "#e15759", "#a06cd5", "#d4a72c", "#e377c2", "#7f8c8d")
 POD, WINNER = COLORS[:2]  # all pods of a population, and the best one with its ancestors
-GRAY, TEXT = "#8a919a", "--text"
+TEXT = "--text"
 AXES = ("frames", "updates", "seconds")
 _POINTS = 1000  # in a curve at most
 _ALL_POINTS = 50_000  # in a block, about; a page of six million bytes has room for two
@@ -31,6 +31,17 @@ _CURVES = 64  # runs shown in a block at most
 _RAW = 8  # groups at most whose unsmoothed values are shown, too
 _SETTINGS = 10  # under the pointer at most
 _GRID = 200  # points at which the seeds of a group are compared
+
+_FONT = {"family": "system-ui, Segoe UI, Helvetica, Arial, sans-serif", "size": 11}
+_LAYOUT = {
+    "paper_bgcolor": "--page",
+    "plot_bgcolor": "--page",
+    "font": {**_FONT, "color": "--soft"},
+    "hovermode": "closest",
+    "hoverlabel": {"align": "left", "namelength": -1},
+}
+_LINES = dict.fromkeys(("gridcolor", "zerolinecolor", "linecolor"), "--line")
+_AXIS = {**_LINES, "automargin": True, "nticks": 6, "exponentformat": "B"}
 
 Groups = dict[str, list[RunRecords]]  # label to its runs
 Curve = tuple[np.ndarray, np.ndarray]  # positions and values of a metric
@@ -56,57 +67,37 @@ def trace(
     """Return a trace of points `[n]`; `text` is plain and appears under the pointer."""
     texts = [text] if isinstance(text, str) else text
     escaped = [html.escape(part).replace("\n", "<br>") for part in texts]
-    shown_text = {"meta": escaped[0]} if isinstance(text, str) else {"text": escaped}
-    hover = f"%{{{next(iter(shown_text))}}}<br>%{{x}}: %{{y}}<extra></extra>"
-    hover_style = {} if "hoverinfo" in style else {"hovertemplate": hover}
-    mode = {} if "type" in style else {"mode": "lines"}
-    return {
-        "x": x,
-        "y": y,
-        **shown_text,
-        **hover_style,
-        **mode,
-        "legendgroup": group,
-        "showlegend": False,
-        **style,
-    }
+    field, content = ("meta", escaped[0]) if isinstance(text, str) else ("text", escaped)
+    shown = {field: content}
+    if "hoverinfo" not in style:
+        shown["hovertemplate"] = f"%{{{field}}}<br>%{{x}}: %{{y}}<extra></extra>"
+    place = {"x": x, "y": y, "legendgroup": group, "showlegend": False}
+    return {**place, **shown, "mode": "lines", **style}
 
 
 def figure(title: str, traces: Sequence[Trace], x_title: str = "", **layout: Any) -> Figure:
     """Return a figure with a plain title, and with the name of its x axis."""
-    lines = textwrap.wrap(title, 46)
+    heading = _heading(title)
     x_axis = {"title": {"text": html.escape(x_title)}, "showgrid": False, **layout.pop("xaxis", {})}
-    heading = {"text": "<br>".join(map(html.escape, lines)), "x": 0.01, "y": 1, "yref": "container",
-               "yanchor": "top", "pad": {"t": 4}, "font": {"size": 13, "color": TEXT}}  # fmt: skip
+    place = {"x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 4}}
+    top = 41 + 17 * heading["text"].count("<br>")
     return {
         "data": list(traces),
         "layout": {
-            **_layout(),
-            "title": heading,
-            "margin": {"l": 50, "r": 10, "b": 40, "t": 24 + 17 * len(lines)},
+            **_LAYOUT,
+            "title": heading | place,
+            "margin": {"l": 50, "r": 10, "b": 40, "t": top},
             "height": 270,
-            "barmode": "stack",
             **layout,
-            "xaxis": _axis() | x_axis,
-            "yaxis": _axis() | layout.get("yaxis", {}),
+            "xaxis": _AXIS | x_axis,
+            "yaxis": _AXIS | layout.get("yaxis", {}),
         },
     }
 
 
-def _layout() -> dict[str, Any]:
-    font = {"family": "system-ui, Segoe UI, Helvetica, Arial, sans-serif", "size": 11}
-    return {
-        "paper_bgcolor": "--page",
-        "plot_bgcolor": "--page",
-        "font": {**font, "color": "--soft"},
-        "hovermode": "closest",
-        "hoverlabel": {"align": "left", "namelength": -1},
-    }
-
-
-def _axis() -> dict[str, Any]:
-    lines = dict.fromkeys(("gridcolor", "zerolinecolor", "linecolor"), "--line")
-    return {**lines, "automargin": True, "nticks": 6, "exponentformat": "B"}
+def _heading(title: str) -> dict[str, Any]:
+    text = "<br>".join(map(html.escape, textwrap.wrap(title, 46)))
+    return {"text": text, "font": {"size": 13, "color": TEXT}}
 
 
 def charts(
@@ -129,20 +120,11 @@ def _chart(figure: Figure, legend: Legend) -> str:
          "legendgroup": label, "line": {"color": color, "width": 3}, "showlegend": True}
         for label, color in legend.items() if label in groups
     ]  # fmt: skip
-    longest = max(map(len, legend), default=0)
-    place = {
-        "orientation": "h",
-        "x": 0,
-        "y": 1,
-        "yref": "container",
-        "yanchor": "top",
-        "entrywidth": 6 * longest,
-        "font": {"color": TEXT},
-        "maxheight": 190,
-    }
-    titled = bool(figure["layout"].get("title", {}).get("text"))
-    if titled:  # the legend stands below the title
+    place = {"orientation": "h", "x": 0, "y": 1, "yref": "container", "yanchor": "top"}
+    if "title" in figure["layout"]:  # the legend stands below it
         place |= {"yref": "paper", "yanchor": "bottom"}
+    longest = max(map(len, legend), default=0)
+    place |= {"entrywidth": 6 * longest, "font": {"color": TEXT}, "maxheight": 190}
     layout = {**figure["layout"], "showlegend": len(names) > 1, "legend": place}
     arrays: dict[str, int] = {}
     content = _shared({"data": [*figure["data"], *names], "layout": layout}, arrays)
@@ -220,26 +202,13 @@ def curves(name: str, groups: Groups, panels: Sequence[Panel], *, num_blocks: in
 
 def _grid(panels: Mapping[str, Sequence[Trace]]) -> Figure:
     """Return panels beside each other as one figure, with buttons for the x axis and for scales."""
-    data, titles, layout = [], [], _layout()
+    data, titles = [], []
     numbers = [str(i) if i > 1 else "" for i in range(1, len(panels) + 1)]
+    corner = {"x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom", "align": "left"}
     for number, (title, traces) in zip(numbers, panels.items(), strict=True):
-        place = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
-        data += [trace | place for trace in traces]
-        layout |= {f"xaxis{number}": _axis() | {"showgrid": False}, f"yaxis{number}": _axis()}
-        titles.append(
-            {
-                "text": "<br>".join(map(html.escape, textwrap.wrap(title, 46))),
-                "showarrow": False,
-                "xref": f"x{number} domain",
-                "yref": f"y{number} domain",
-                "x": 0,
-                "y": 1,
-                "xanchor": "left",
-                "yanchor": "bottom",
-                "align": "left",
-                "font": {"size": 13, "color": TEXT},
-            }
-        )
+        data += [trace | {"xaxis": f"x{number}", "yaxis": f"y{number}"} for trace in traces]
+        place = {"xref": f"x{number} domain", "yref": f"y{number} domain", "showarrow": False}
+        titles.append(_heading(title) | corner | place)
     curves, empty = [trace.pop("curves") for trace in data], (np.zeros(0), np.zeros(0))
     used = [axis for axis in AXES if any(axis in x for x in curves)]
     buttons = []
@@ -249,8 +218,9 @@ def _grid(panels: Mapping[str, Sequence[Trace]]) -> Figure:
         buttons.append({"label": axis, "method": "update", "args": [{"x": x, "y": y}, names]})
     for trace, x, y in zip(data, *buttons[0]["args"][0].values(), strict=True):
         trace |= {"x": x, "y": y}
-    for number in numbers:
-        layout[f"xaxis{number}"]["title"] = {"text": used[0], "standoff": 4}
+    x_axis = _AXIS | {"showgrid": False, "title": {"text": used[0], "standoff": 4}}
+    axes = {f"xaxis{number}": x_axis for number in numbers}
+    axes |= {f"yaxis{number}": _AXIS for number in numbers}
     scales = [
         {"label": f"log {letter}", "method": "relayout",
          "args": [{f"{letter}axis{number}.type": "log" for number in numbers}],
@@ -271,14 +241,14 @@ def _grid(panels: Mapping[str, Sequence[Trace]]) -> Figure:
         menu | {"buttons": buttons, "x": 0, "xanchor": "left"},
         menu | {"buttons": scales, "x": 1, "xanchor": "right"},
     ]
-    layout |= {
+    layout = {
         "grid": {"columns": len(panels), "rows": 1, "pattern": "independent", "xgap": 0.15},
         "annotations": titles,
         "updatemenus": menus,
         "height": 250,
         "margin": {"l": 50, "r": 10, "b": 40, "t": 90},
     }
-    return {"data": data, "layout": layout}
+    return {"data": data, "layout": {**_LAYOUT, **axes, **layout}}
 
 
 def differing_settings(groups: Groups) -> Settings:
@@ -314,24 +284,24 @@ def _runs(
 
     def drawn(run: RunRecords, curves_by_axis: Mapping[str, Curve], **style: Any) -> Trace:
         description = "\n".join(filter(None, dict.fromkeys([run.name, run.label, text])))
-        return {**trace([], [], label, text=description, **style), "curves": curves_by_axis}
+        return trace([], [], label, text=description, curves=curves_by_axis, **style)
 
+    is_alone = len(runs) == 1
+    width, opacity = (1.8, 1.0) if is_alone else (0.8, 0.5)
+    line, thin = {"color": color, "width": width}, {"color": color, "width": 0.8}
     for run in runs:
         curve = _curves_of(run, panel.key, points, panel.unit)
         if not curve:
             continue
         is_dot = all(len(x) == 1 for x, _ in curve.values())
         style = {"mode": "markers", "marker": {"color": color}} if is_dot else {}
-        thin = {"line": {"color": color, "width": 0.8}}
-        if len(runs) == 1 and has_raw:
-            yield drawn(run, curve, **thin, opacity=0.3, hoverinfo="skip", **style)
-        line = {"line": {"color": color, "width": 1.8}} if len(runs) == 1 else thin
-        opacity = 1.0 if len(runs) == 1 else 0.5
+        if is_alone and has_raw:
+            yield drawn(run, curve, line=thin, opacity=0.3, hoverinfo="skip", **style)
         smooth = {axis: (x, running_mean(y)) for axis, (x, y) in curve.items()}
-        yield drawn(run, smooth, **line, opacity=opacity, **style)
+        yield drawn(run, smooth, line=line, opacity=opacity, **style)
     for run in runs if panel.points else ():
         if dots := _curves_of(run, panel.points, points):
-            mode = "lines+markers" if len(runs) > 1 else "markers"
+            mode = "markers" if is_alone else "lines+markers"
             marker = {"size": 6, "color": color, "line": {"width": 0.8, "color": "--page"}}
             line = {"color": color, "width": 0.6, "dash": "dot"}
             yield drawn(run, dots, mode=mode, line=line, marker=marker)
@@ -379,8 +349,7 @@ def _score(label: str, color: str, members: Sequence[RunRecords], panel: Panel) 
         ("ended", {"line": {"color": color, "width": 2.4, "dash": "dash"}}),
     ):
         if any(len(x) for x, _ in parts[part].values()):
-            named = trace([], [], label, text=label, name=part, **style)
-            yield {**named, "curves": parts[part]}
+            yield trace([], [], label, text=label, name=part, curves=parts[part], **style)
 
 
 # --- other figures --------------------------------------------------------------------------------

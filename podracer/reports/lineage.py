@@ -84,13 +84,10 @@ def lineage_figures(name: str, path: Path, experiment: Mapping[str, Any]) -> str
     starts = [{} if updates[0] else start for start in starts]
     steps = [[_Pod(0, number, updates[0], number, start) for number, start in enumerate(starts)]]
     for step, record in enumerate(selections, 1):
-        steps.append(
-            [
-                _Pod(step, number, updates[step], parent,
-                     {x: record[f"{HYPERPARAMETER}{x}"][number] for x in names})
-                for number, parent in enumerate(record[PARENT])
-            ]
-        )  # fmt: skip
+        steps.append([])
+        for number, parent in enumerate(record[PARENT]):
+            values = {x: record[f"{HYPERPARAMETER}{x}"][number] for x in names}
+            steps[step].append(_Pod(step, number, updates[step], parent, values))
 
     def parents(pod: _Pod) -> list[_Pod]:
         return [steps[pod.step - 1][pod.parent]] if pod.step else []

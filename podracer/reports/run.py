@@ -31,9 +31,8 @@ _LOG = logging.getLogger("podracer")
 
 _ABBREVIATIONS = {"approx": "approximate", "kl": "KL divergence", "q": "Q", "td": "TD"}
 
-RETURNS = charts.Panel("Episode return (dots: evaluation)", "episode_return", "evaluation_return")
 LEARNING = (
-    RETURNS,
+    charts.Panel("Episode return (dots: evaluation)", "episode_return", "evaluation_return"),
     charts.Panel("Episode length", "episode_length"),
     charts.Panel("Frames per second", "frames_per_second"),
 )
@@ -163,14 +162,11 @@ def _learning_sections(groups: charts.Groups) -> Iterator[str]:
         for name in sorted(keys, key=lambda name: ("loss" not in name, name))
         if group(name) == "learn"
     ]
+    tasks = [x for x in metrics if x.key.startswith(TASK_REWARD)]
     for name, title, panels in (
         ("learning", "Learning", LEARNING),
-        ("tasks", "Rewards by task", [x for x in metrics if x.key.startswith(TASK_REWARD)]),
-        (
-            "metrics",
-            "Losses and other metrics",
-            [x for x in metrics if not x.key.startswith(TASK_REWARD)],
-        ),
+        ("tasks", "Rewards by task", tasks),
+        ("metrics", "Losses and other metrics", [x for x in metrics if x not in tasks]),
         ("machine", "Machine", MACHINE),
     ):
         parts = []
@@ -192,19 +188,17 @@ def metric_title(key: str) -> str:
 
 def _stages(runs: Sequence[RunRecords]) -> str:
     """Return the wall time of each run, or sweep, and the share of each stage as a table."""
-    stages = {run.name: run.stage_seconds for run in (run.top for run in runs)}
-    totals = {name: sum(seconds.values()) for name, seconds in stages.items()}
-    if not any(totals.values()):
-        return ""
-    names = dict.fromkeys(name for seconds in stages.values() for name in seconds)
-    names = [*(name for name in names if name != "other"), "other"]
-    rows = [
-        [run, clock(totals[run])]
-        + [f"{percent(x / (totals[run] or 1))} ({clock(x)})" if (x := seconds.get(name)) else "-"
-           for name in names]
-        for run, seconds in stages.items()
-    ]  # fmt: skip
-    return table(["Run", "Wall time", *names], rows)
+    tops = {run.top.name: run.top for run in runs}
+    stages = {name: run.stage_seconds for name, run in tops.items()}
+    names = dict.fromkeys(x for seconds in stages.values() for x in seconds if x != "other")
+    rows = []
+    for run, seconds in stages.items():
+        total = sum(seconds.values())
+        times = [seconds.get(name, 0.0) for name in (*names, "other")]
+        cells = [f"{percent(x / total)} ({clock(x)})" if x else "-" for x in times]
+        rows.append([run, clock(total), *cells])
+    has_time = any(any(seconds.values()) for seconds in stages.values())
+    return table(["Run", "Wall time", *names, "other"], rows) if has_time else ""
 
 
 def configuration(runs: Sequence[RunRecords]) -> str:

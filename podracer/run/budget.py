@@ -23,8 +23,8 @@ class Budget:
         self._num_pods = max(1, len(experiment.pods))
         self._last_mark = 0  # number of marks at the newest evaluation, or where the run began
 
-    def begin(self, totals: Totals) -> None:
-        """Begin at these totals, or evaluate there: no earlier evaluation is due any more."""
+    def pass_marks(self, totals: Totals) -> None:
+        """Take evaluations up to these totals as made, where the run begins or evaluates."""
         self._last_mark = bisect(self._marks, self.frames(totals))
 
     def check_left(self, saved_frames: int, totals: Totals) -> None:

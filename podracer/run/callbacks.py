@@ -196,5 +196,5 @@ def find_callbacks(names: Sequence[str], directory: Path) -> list[Any]:
     """
     entries, texts = installed("callbacks"), [name.partition(":") for name in names]
     parts = [entries[kind].load()(argument) for kind, _, argument in texts if kind in entries]
-    attachments = ["".join(text) for text in texts if text[0] not in entries]
+    attachments = [name for name in names if name.partition(":")[0] not in entries]
     return [*parts, *map(Attached, find_attachments(attachments, directory))]

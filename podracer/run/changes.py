@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -44,6 +45,8 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_array(value: Any) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)(map(_without_array, value))
     is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
     return np.asarray(value).tolist() if is_array else value
 
@@ -94,22 +97,22 @@ def _arguments(experiment: Experiment, env: Any, part: Mapping[str, Any]) -> Any
             "an environment's numbers change under Anakin alone: take "
             "`driver=podracer.AnakinConfig()`, or let the environment on the host change itself."
         )
-    new = replace_fields(env, _with_arrays(part))
+    new = replace_fields(env, _with_arrays(env, part))
     are_numbers = jax.tree.map(eqx.is_inexact_array_like, env)
-    if jax.tree.structure(new) != jax.tree.structure(env):
-        raise _fixed(env, "environment", part)
-    old_rest, new_rest = (eqx.filter(x, are_numbers, inverse=True) for x in (env, new))
-    if not eqx.tree_equal(old_rest, new_rest):
+    fixed = partial(eqx.filter, filter_spec=are_numbers, inverse=True)
+    has_parts = jax.tree.structure(new) == jax.tree.structure(env)
+    if not (has_parts and eqx.tree_equal(fixed(env), fixed(new))):
         raise _fixed(env, "environment", part)
     numbers = jax.tree.map(_like, *(eqx.filter(x, are_numbers) for x in (env, new)))
     return eqx.combine(numbers, arguments_of(new))
 
 
-def _with_arrays(value: Any) -> Any:
-    """Return nested values whose lists, as a checkpoint has them, are arrays."""
+def _with_arrays(old: Any, value: Any) -> Any:
+    """Return nested values with arrays for the lists that a checkpoint has of arrays."""
     if isinstance(value, Mapping):
-        return {name: _with_arrays(part) for name, part in value.items()}
-    return np.asarray(value, np.float32) if isinstance(value, list) else value
+        return {name: _with_arrays(getattr(old, name, None), x) for name, x in value.items()}
+    is_array = isinstance(value, list) and not isinstance(old, tuple)
+    return np.asarray(value, np.float32) if is_array else value
 
 
 def _fixed(owner: Any, name: str, part: Mapping[str, Any]) -> ConfigError:

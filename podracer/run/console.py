@@ -42,6 +42,7 @@ _FIRST_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm
 _MAX_WIDTH = 120
 _NUM_METRICS = 6
 _NUM_RECORDS = 64  # the panel is about these, and about the first one and all with an evaluation
+_LINE_SECONDS = 5.0  # between two lines without a terminal
 _NOTEBOOK_SECONDS = 0.5  # between two pictures in a notebook
 
 
@@ -60,13 +61,12 @@ class Console:
     """Sink that shows progress on `file` and restores the terminal when closed, also at exit.
 
     In a notebook the panel is in the output of the cell. Without a terminal it prints a line every
-    `interval` seconds, and always for an evaluation and for the last record. The panel appears at
-    once and stays until `close`.
+    five seconds, and always for an evaluation and for the last record. The panel appears at once
+    and stays until `close`.
     """
 
-    def __init__(self, *, file: TextIO | None = None, interval: float = 5.0) -> None:
+    def __init__(self, *, file: TextIO | None = None) -> None:
         self._file = sys.stdout if file is None else file
-        self._interval = interval
 
     def open(self, run: RunInfo) -> None:
         """Show the run, of which there is no record yet."""
@@ -116,7 +116,7 @@ class Console:
         if self._live is not None:
             return
         self._unprinted = record
-        interval = self._interval if self._cell is None else _NOTEBOOK_SECONDS
+        interval = _LINE_SECONDS if self._cell is None else _NOTEBOOK_SECONDS
         is_due = time.monotonic() - self._shown_at >= interval
         if is_due or "evaluation_return" in record:
             self._show()
@@ -219,17 +219,16 @@ def line(record: Record, total_frames: int) -> str:
 
 def summarize(
     run: Path,
-    outcome: str = "Finished",
+    outcome: str,
     *,
-    reason: str = "",
-    next_command: str | None = "play",
-    options: Mapping[str, str | None] | None = None,
-    file: TextIO | None = None,
+    reason: str,
+    next_command: str | None,
+    options: Mapping[str, str | None],
 ) -> None:
     """Print the last metrics of a run, its directory, and the commands to use next.
 
-    `reason` says why it ended before its frames. The commands are `podracer report` and, if there
-    is one, `next_command` with flags: `options`.
+    `reason` says why it ended before its frames, if it did. The commands are `podracer report` and,
+    if there is one, `next_command` with flags: the `options` that are not None.
     """
     records = read_run(run)
     shown, seconds = facts(records), records.stage_seconds
@@ -238,8 +237,8 @@ def summarize(
         for stage, name in (("evaluate", "evaluations"), ("save", "saves"))
         if seconds.get(stage)
     ]
-    parts = [f"{shown['Frames']} frames in {shown['Wall time']}"]
-    parts[0] += f" ({', '.join(shares)})" if shares else ""
+    stages = f" ({', '.join(shares)})" if shares else ""
+    parts = [f"{shown['Frames']} frames in {shown['Wall time']}{stages}"]
     if shown["Episode return"] != "-":
         parts.append(f"episode return {shown['Episode return']}")
     if records.is_evaluated:
@@ -249,7 +248,7 @@ def summarize(
     if reason:
         parts.append(reason)
     path = quoted_path(run)
-    flags = [f" --{flag} {shlex.quote(x)}" for flag, x in (options or {}).items() if x is not None]
+    flags = [f" --{flag} {shlex.quote(x)}" for flag, x in options.items() if x is not None]
     rows = [
         (outcome, ", ".join(parts) if records.records else "nothing was recorded"),
         ("Run", short_path(run)),
@@ -257,7 +256,6 @@ def summarize(
     ]
     if next_command is not None:
         rows.append(("", f"podracer {next_command} {path}{''.join(flags)}"))
-    terminal = Terminal(file=sys.stdout if file is None else file)
     width = max(len(label) for label, _ in rows) + 2
     for label, text in rows:
-        terminal.print(Text.assemble((f"{label:{width}}", "bold"), text), soft_wrap=True)
+        Terminal().print(Text.assemble((f"{label:{width}}", "bold"), text), soft_wrap=True)

@@ -51,10 +51,7 @@ _DISK = (
 
 @contextlib.contextmanager
 def tag_component(name: str) -> Iterator[None]:
-    """Tag errors raised within the context with a component's name, for `crash.json`.
-
-    Those of a component that was named before keep its name.
-    """
+    """Tag errors raised within the context with a component's name, unless they have one."""
     try:
         yield
     except Exception as error:
@@ -75,11 +72,9 @@ def classify_error(error: Exception) -> Exception:
     if isinstance(error, MemoryError):
         failure = DeviceError(f"out of memory: take fewer environments. ({first_line})")
     elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        name = "" if error.filename is None else _name(error.filename)
-        failure = ConfigError(f"a name is too long for a file: {name[:60]}...")
+        failure = ConfigError(f"a name is too long for a file: {_name(error)[:60]}...")
     elif isinstance(error, OSError) and (error.filename or error.errno in _DISK):
-        name = "" if error.filename is None else f"{_name(error.filename)}: "
-        failure = FileError(f"{name}{error.strerror}.")
+        failure = FileError(": ".join(filter(None, [_name(error), f"{error.strerror}."])))
     elif is_of_jax and "RESOURCE_EXHAUSTED" in text:
         advice = "take fewer environments, a shorter rollout or more devices."
         failure = DeviceError(f"out of device memory: {advice} ({first_line})")
@@ -107,5 +102,6 @@ def _is_raised_in(error: Exception, module: str) -> bool:
     return bool(frames) and frames[-1].f_globals.get("__name__") == module
 
 
-def _name(path: Any) -> str:
+def _name(error: OSError) -> str:
+    path: Any = "" if error.filename is None else error.filename
     return os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else str(path)

@@ -26,8 +26,9 @@ from podracer.io.checkpoint import Checkpointer
 from podracer.io.crash import CRASH, retire_crash, write_crash
 from podracer.io.differences import leaves
 from podracer.io.exits import PREEMPTED
-from podracer.io.seal import CONFIG, seal_json
+from podracer.io.seal import CONFIG, encode_json, seal_json
 from podracer.io.signals import StopSignals, Watchdog
+from podracer.io.steps import saved_updates
 from podracer.io.text import redact
 from podracer.run.budget import Budget
 from podracer.run.changes import changed_blueprint, in_json, merged
@@ -126,7 +127,6 @@ class Run:
         self.state: TrainState
         """State of the newest boundary, at first the one that the run begins with."""
         self._pending: Blueprint | None = None  # with changes that the driver has not taken
-        self._last_saved: int | None = None
 
     # --- what callbacks see and do ----------------------------------------------------------------
 
@@ -168,8 +168,8 @@ class Run:
 
     def execute(self, resume: bool, begin: Begin | None) -> Result:
         """Run from the first or the restored state to the end."""
-        told = f"Saved in {self.directory}; train with resume=True goes on."
-        self.signals = StopSignals(stopped=told)
+        stopped = f"Saved in {self.directory}; train with resume=True goes on."
+        self.signals = StopSignals(stopped=stopped)
         with contextlib.ExitStack() as self.stack:
             self.stack.enter_context(self.signals.installed())
             for callback in self.callbacks:
@@ -184,12 +184,12 @@ class Run:
                 self._sealed()  # `config.json` is there, and what an earlier process left
             self.resumed_from, self.state = self.totals.updates if resume else None, state
             exit_code = 0
-            self.budget.begin(self.totals)
+            self.budget.pass_marks(self.totals)
             if not self.budget.reason_to_end(self.totals):
                 self.driver.compile_in_thread()
                 for callback in self.callbacks:
                     callback.on_start(self)
-                self.checkpointer.start()  # once all is traced, as both need Python's lock
+                self.checkpointer.load_orbax()  # once all is traced, as both need Python's lock
                 exit_code = self._loop(state)
         self.record = self.record or [{}, *readable_records(self.directory)][-1]
         reason = "signal" if exit_code else self.budget.reason_to_end(self.totals) or "callback"
@@ -212,7 +212,7 @@ class Run:
                 if at_boundary is not None:
                     self.state = at_boundary
                     if self.is_due:
-                        self.budget.begin(self.totals)
+                        self.budget.pass_marks(self.totals)
                 with tag_component("callback"):
                     for callback in self.callbacks:
                         callback.on_record(self, self.record)
@@ -234,7 +234,8 @@ class Run:
         with tag_component("callback"):
             answers = [callback.on_boundary(self) for callback in self.callbacks]
             for x in answers:
-                if not (x is None or isinstance(x, Wish) or np.asarray(x).dtype == bool):
+                is_bool = np.asarray(x).dtype == bool and np.asarray(x).ndim == 0
+                if not (x is None or isinstance(x, Wish) or is_bool):
                     raise ConfigError(f"a callback returns True, a Wish or None, not {x!r:.80}.")
             wishes = [x if isinstance(x, Wish) else Wish.END if x else Wish.NONE for x in answers]
         if self.budget.reason_to_end(self.totals):
@@ -277,13 +278,17 @@ class Run:
             "changes": self.changes,
         }
         for callback in self.callbacks:
-            if repeated := metadata.keys() & (saved := callback.saved()).keys():
+            kind, saved = type(callback).__name__, callback.saved()
+            try:
+                encode_json(dict(saved))
+            except TypeError as error:
+                raise ConfigError(f"{kind} saves what is no object of JSON: {error}.") from error
+            if repeated := metadata.keys() & saved.keys():
                 names = ", ".join(sorted(repeated))
-                raise ConfigError(f"{type(callback).__name__} saves {names}, as another part does.")
+                raise ConfigError(f"{kind} saves {names}, as another part does.")
             metadata |= saved
         with tag_component("checkpointer"):
             self.checkpointer.save(self.totals.updates, self.state, metadata)
-        self._last_saved = self.totals.updates
         for callback in self.callbacks:
             if type(callback).on_save is not Callback.on_save:
                 with tag_component("checkpointer"):
@@ -337,7 +342,6 @@ class Run:
         self.resumed_from = totals.updates
         for callback in self.callbacks:
             callback.restore(self, metadata)
-        self._last_saved = restored.step
         return state
 
     def _stalled(self, message: str) -> None:
@@ -349,11 +353,14 @@ class Run:
         """Write `crash.json`; the loss of a process is not written over the fault that it had."""
         if isinstance(error, PeerLostError) and (self.directory / CRASH).exists():
             return
+        last_checkpoint = 0
+        with contextlib.suppress(OSError):  # the disk may be at fault
+            last_checkpoint = saved_updates(self.directory)
         write_crash(
             self.directory,
             error,
             component=getattr(error, "component", "learner"),
             last_update=self.totals.updates,
-            last_checkpoint=self._last_saved,
+            last_checkpoint=last_checkpoint or None,
             experiment=self.config["experiment"],
         )

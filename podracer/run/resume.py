@@ -84,15 +84,12 @@ _METADATA = {
 }
 
 
-_OPTIONAL = ("versions", "best", "changes")
-
-
 def check_metadata(metadata: Mapping[str, Any]) -> None:
     """Raise `CheckpointError` if the metadata of a checkpoint is not what a run writes.
 
     A seal tells that it was not changed since, but not who wrote it.
     """
-    if unsound := unsound_fields({**dict.fromkeys(_OPTIONAL), **metadata}, _METADATA):
+    if unsound := unsound_fields({**dict.fromkeys(_METADATA), **metadata}, _METADATA):
         raise CheckpointError(f"the checkpoint's {', '.join(unsound)} cannot be those of a run.")
 
 
@@ -183,7 +180,7 @@ class History:
     )
 
     def restore(self, metadata: Mapping[str, Any], directory: Path) -> None:
-        """Put those of a checkpoint of the run in `directory` before the present ones."""
+        """Put what a checkpoint names before the present ones; the run is in `directory`."""
         versions = metadata.get("versions")
         if versions is None:  # an older version of podracer saved none
             first: Any = read_config(directory / CONFIG).get("versions")
@@ -192,7 +189,7 @@ class History:
         self.versions = _joined(versions, self.versions)
 
     def warn(self) -> None:
-        """Say where a run had several, at every resume."""
+        """Warn of several topologies or versions, at every resume."""
         if len(self.topologies) > 1:
             _LOG.warning(
                 "The run was computed on %s: correct, but not bit-exact. "
@@ -203,7 +200,8 @@ class History:
         for name in _COMPUTING:
             versions = (attempt[name] for attempt in self.versions if name in attempt)
             texts = [version for version, _ in itertools.groupby(versions)]
-            changes += [f"{name} {', then '.join(texts)}"] if len(texts) > 1 else []
+            if len(texts) > 1:
+                changes.append(f"{name} {', then '.join(texts)}")
         if changes:
             _LOG.warning(
                 "The run was computed with %s: correct, but perhaps not bit-exact.",

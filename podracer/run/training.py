@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,7 @@ from podracer.arguments import typed
 from podracer.config.experiment import Experiment, check_types
 from podracer.config.serialization import recipe_name, saved_devices
 from podracer.devices import peers
-from podracer.devices.mesh import (
-    check_same_configuration,
-    wait_for_all_processes,
-)
+from podracer.devices.mesh import check_same_configuration, wait_for_all_processes
 from podracer.devices.startup import compilation_cache
 from podracer.errors import ConfigError
 from podracer.io.directories import is_tournament
@@ -44,16 +41,8 @@ from podracer.run.warnings import run_warnings
 _LOG = logging.getLogger("podracer")
 
 
-@contextlib.contextmanager
-def _leaves_others_on_error() -> Iterator[None]:
-    """With several processes, let Python exit on an error without waiting for the others."""
-    is_distributed = jax.distributed.is_initialized()
-    with peers.leaves_on_error() if is_distributed else contextlib.nullcontext():
-        yield
-
-
 @typed
-@_leaves_others_on_error()
+@peers.leaves_on_error()
 @compilation_cache()
 def train(
     experiment: Experiment | str,
@@ -138,12 +127,14 @@ def train(
         try:
             return run.execute(resume, beginning)
         except Exception as error:
-            error = classify_error(error)
+            failure = classify_error(error)
             # A refusal harms no run, and a stall was reported with its stacks.
-            is_refusal = resume and isinstance(error, ConfigError)
-            if not is_refusal and not isinstance(error, StallError):
-                run.report_fault(error)
-            raise error from error.__cause__
+            is_refusal = resume and run.progress is None and isinstance(failure, ConfigError)
+            if not is_refusal and not isinstance(failure, StallError):
+                run.report_fault(failure)
+            if failure is error:
+                raise
+            raise failure from error
 
 
 def _callbacks(
@@ -175,24 +166,20 @@ def check_claim(directory: Path, resume: bool) -> None:
 
     What is checked here is checked again under the directory's lock, see `RunLock`.
     """
-    exists = (directory / CONFIG).exists()
+    if is_tournament(directory):
+        raise ConfigError(f"{directory} holds a tournament: choose another name.")
     if resume:
         check_is_run(directory)
-    if exists and not resume:
+    elif (directory / CONFIG).exists():
         raise ConfigError(f"{directory} already holds a run: resume it, or choose another name.")
-    if not resume and (
-        step_directories(directory / CHECKPOINTS) or newest_saved(directory) is not None
-    ):
+    elif step_directories(directory / CHECKPOINTS) or newest_saved(directory) is not None:
         raise ConfigError(
             f"{directory} holds checkpoints, but not the config.json of their run: bring it back, "
             "or choose another name."
         )
-    if is_tournament(directory):
-        raise ConfigError(f"{directory} holds a tournament: choose another name.")
-    if not exists and any(directory.glob("*/config.json")):
+    elif any(directory.glob("*/config.json")):
         raise ConfigError(f"{directory} holds other runs: name one in it, {directory / 'NAME'}.")
-    records = [name for name in ("metrics.jsonl", RECORDS) if os.path.lexists(directory / name)]
-    if not resume and records:
+    elif records := [x for x in ("metrics.jsonl", RECORDS) if os.path.lexists(directory / x)]:
         raise ConfigError(
             f"{directory} holds the {records[0]} of another run: move it away, or choose another "
             "name."

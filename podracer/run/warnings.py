@@ -100,7 +100,8 @@ def flattened_images(blueprint: Blueprint) -> Iterator[str]:
 
 def _find_network(settings: Any) -> TorsoNetwork | None:
     """Return the first `TorsoNetwork` in settings, at any depth."""
-    if isinstance(settings, TorsoNetwork) or not dataclasses.is_dataclass(settings):
-        return settings if isinstance(settings, TorsoNetwork) else None
-    parts = (getattr(settings, field.name) for field in dataclasses.fields(settings))
-    return next((network for network in map(_find_network, parts) if network), None)
+    if isinstance(settings, TorsoNetwork):
+        return settings
+    fields = dataclasses.fields(settings) if dataclasses.is_dataclass(settings) else ()
+    parts = (getattr(settings, field.name) for field in fields)
+    return next(filter(None, map(_find_network, parts)), None)

@@ -163,10 +163,8 @@ class Tournament:
 
     def header(self) -> Header:
         """Return the first line of the log."""
-        configuration = to_json(self)
-        return Header(
-            configuration, self.seed, self.pods, self.size, self.evaluation, self.episodes
-        )
+        numbers = (self.seed, self.pods, self.size)
+        return Header(to_json(self), *numbers, self.evaluation, self.episodes)
 
 
 def experiment_of_round(experiment: Experiment, frames: int, parent_frames: int = 0) -> Experiment:

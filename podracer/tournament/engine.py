@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from podracer.tournament.config import Tournament
 
 
+GPU_MEMORY = 0.9  # share of a GPU for all pods together: each also holds programs and libraries
+
+
 class EngineLost(PodracerError):
     """The engine's cluster or helper process is gone; the tournament can be resumed."""
 
@@ -198,6 +201,3 @@ def _memory_variables(gpu_share: float) -> dict[str, str]:
         "XLA_CLIENT_MEM_FRACTION": f"{GPU_MEMORY * gpu_share:.4f}",
         "XLA_PYTHON_CLIENT_PREALLOCATE": preallocate,
     }
-
-
-GPU_MEMORY = 0.9  # share of a GPU for all pods together: each also holds programs and libraries

@@ -230,9 +230,13 @@ class TournamentState:
     header: Header
     board: Board
     pods: Mapping[int, PodState]
-    population: tuple[Entry, ...] = ()  # the newest entry of each live pod, best first
+    population: Board  # the newest entry of each live pod
     rejected: int = 0  # rejected reports
     events: int = 1
+
+    def pod(self, number: int) -> PodState:
+        """Return the state of a pod; an unknown one has not begun."""
+        return self.pods.get(number, PodState())
 
 
 def rank(entry: Entry) -> tuple[float, int, int, int]:
@@ -243,18 +247,16 @@ def rank(entry: Entry) -> tuple[float, int, int, int]:
     return -entry.score, entry.frames, entry.pod, entry.round
 
 
-def exchanged(
-    entries: tuple[Entry, ...], removed: Entry | None, added: Entry | None
-) -> tuple[Entry, ...]:
+def exchanged(entries: Board, removed: Entry | None, added: Entry | None) -> Board:
     """Return ranked entries without one of them and with another one, without sorting again."""
     if removed is added:
         return entries
     ranked = list(entries)
     if removed is not None:
-        del ranked[bisect.bisect_left(ranked, rank(removed), key=rank)]
+        del ranked[entries.place(removed)]
     if added is not None:
         bisect.insort(ranked, added, key=rank)
-    return tuple(ranked)
+    return Board(ranked)
 
 
 def state_after(events: Iterable[Event]) -> TournamentState:
@@ -262,7 +264,7 @@ def state_after(events: Iterable[Event]) -> TournamentState:
     header, *later = events
     assert isinstance(header, Header)
     pods = {pod: PodState() for pod in range(header.pods)}
-    return functools.reduce(apply_event, later, TournamentState(header, Board(), pods))
+    return functools.reduce(apply_event, later, TournamentState(header, Board(), pods, Board()))
 
 
 def apply_event(state: TournamentState, event: Event) -> TournamentState:
@@ -273,7 +275,7 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
             return dataclasses.replace(state, rejected=state.rejected + 1)
         case Header():
             raise CheckpointError("the header of a leaderboard comes once, at the beginning")
-    pod = state.pods.get(event.pod, PodState())
+    old_pod = pod = state.pod(event.pod)
     match event:
         case Started():
             parents = tuple(find_entry(state, event.pod, parent) for parent in event.parents)
@@ -300,7 +302,6 @@ def apply_event(state: TournamentState, event: Event) -> TournamentState:
             pod = dataclasses.replace(pod, status="waiting", reason="", failures=0)
         case Absent():
             pod = dataclasses.replace(pod, absent=pod.absent or event.round == pod.round)
-    old_pod = state.pods.get(event.pod, PodState())
     members = (x.newest if x.is_live else None for x in (old_pod, pod))
     population = exchanged(state.population, *members)
     return dataclasses.replace(state, pods={**state.pods, event.pod: pod}, population=population)
@@ -313,10 +314,8 @@ def find_entry(state: TournamentState, pod: int, entry_id: str) -> Entry:
     any other, whose checkpoint may have been deleted.
     """
     if match := _ENTRY_ID.fullmatch(entry_id):
-        newest = state.pods.get(int(match[1]), PodState()).newest
-        pod_state = state.pods.get(pod, PodState())
-        on_board = state.board.by_id.get(entry_id)
-        for entry in (newest, on_board, *pod_state.parents):
+        newest, on_board = state.pod(int(match[1])).newest, state.board.by_id.get(entry_id)
+        for entry in (newest, on_board, *state.pod(pod).parents):
             if entry is not None and entry.id == entry_id:
                 return entry
     raise ValueError(f"pod {pod} cannot have {entry_id}, whose checkpoint is not kept")

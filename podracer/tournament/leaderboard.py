@@ -212,7 +212,7 @@ class Leaderboard:
         repeated. Raises `ValueError` for a round that has ended, a quarantined pod, and a parent
         that `find_entry` does not return.
         """
-        pod_state = self.state.pods.get(pod, events.PodState())
+        pod_state = self.state.pod(pod)
         if pod_state.status == "quarantined" or round < pod_state.round:
             raise ValueError(
                 f"pod {pod} ({pod_state.status}, round {pod_state.round}) cannot start {round}"
@@ -230,22 +230,23 @@ class Leaderboard:
 
         A repeated report counts once. The checkpoint must be complete and synced.
         """
-        pod_state = self.state.pods.get(report.pod, events.PodState())
-        newest = pod_state.newest
+        newest = self.state.pod(report.pod).newest
         if newest and (newest.round, newest.token) == (report.round, report.token):
             return None
-        reason = _stale(pod_state, report) or _unusable(report, self.state.header)
-        reason = reason or self._misplaced(report)
-        self.record(
-            events.Rejected(report.pod, report.round, report.token, reason) if reason else report
-        )
-        return reason
+        reason = _unusable(report, self.state.header) or self._misplaced(report)
+        return self._end(report, reason)
 
     def fail(self, failure: events.Failed) -> str | None:
         """End an attempt without a report. Returns as `submit` does."""
-        reason = _stale(self.state.pods.get(failure.pod, events.PodState()), failure)
-        attempt = failure.pod, failure.round, failure.token
-        self.record(events.Rejected(*attempt, reason) if reason else failure)
+        return self._end(failure, None)
+
+    def _end(self, event: events.Submitted | events.Failed, reason: str | None) -> str | None:
+        """Record the end of an attempt, or that it is refused; return the reason for that."""
+        pod, attempt = self.state.pod(event.pod), (event.pod, event.round, event.token)
+        current = pod.attempt if pod.status == "running" else None
+        if current is None or (current.pod, current.round, current.token) != attempt:
+            reason = f"attempt {event.token} at round {event.round} is not the current one"
+        self.record(events.Rejected(*attempt, reason) if reason else event)
         return reason
 
     def release(self, pod: int) -> None:
@@ -372,13 +373,6 @@ def _check_same(saved: events.Header, header: events.Header) -> None:
             "another tournament is in this directory, or one of another version: "
             f"{'; '.join(changed)}."
         )
-
-
-def _stale(pod: events.PodState, report: events.Submitted | events.Failed) -> str | None:
-    current = pod.attempt if pod.status == "running" else None
-    if current is None or (current.round, current.token) != (report.round, report.token):
-        return f"attempt {report.token} at round {report.round} is not the current one"
-    return None
 
 
 def _unusable(report: events.Submitted, header: events.Header) -> str | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from podracer import recipes as recipes_by_name
+from podracer.arguments import typed
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import to_json
 from podracer.drivers.population import hyperparameters, with_hyperparameters
@@ -29,10 +30,11 @@ from podracer.io.directories import holds_begun_tournament
 from podracer.io.exits import PREEMPTED, preemptions
 from podracer.io.paths import user_path
 from podracer.io.signals import StopSignals
+from podracer.io.steps import saved_updates
 from podracer.tournament import config, events, selection
 from podracer.tournament.engine import Engine, EngineLost, RoundStopped, find_engine
 from podracer.tournament.leaderboard import Leaderboard
-from podracer.tournament.pod import Reference, Task, saved_updates, write_task
+from podracer.tournament.pod import Reference, Task, write_task
 from podracer.tournament.report import read_report, reason_of_failure
 
 PAUSE_SECONDS = 0.05  # between two polls of the pods
@@ -82,6 +84,7 @@ class TournamentInfo:
     snapshot: Callable[[], tuple[events.TournamentState, int]]
 
 
+@typed
 def run_tournament(
     tournament: config.Tournament,
     directory: str | Path,

@@ -41,7 +41,7 @@ from podracer.io import checkpoint
 from podracer.io.reading import read_limited
 from podracer.io.run_directory import RunLock, own_directory, write_json
 from podracer.io.seal import MANIFEST
-from podracer.io.steps import CHECKPOINTS, read_meta, step_name
+from podracer.io.steps import CHECKPOINTS, read_meta, saved_updates, step_name
 from podracer.io.text import explain_error
 from podracer.rollout import Purpose, purpose_key
 from podracer.run.errors import classify_error
@@ -211,14 +211,11 @@ def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> tuple
     sound = np.asarray(state.fault)[:, 0] == 0 if experiment.pods else ...
     returns = evaluation.returns[sound]
     if unfinished := int(np.sum(np.asarray(evaluation.unfinished)[sound])):
-        text = (
-            f"{unfinished} of {returns.size} held-out episodes did not end within "
-            f"{MAX_STEPS:,} steps"
-        )
+        of_all = f"{unfinished} of {returns.size} held-out episodes"
+        text = f"{of_all} did not end within {MAX_STEPS:,} steps"
         if evaluation.broken:
-            raise errors.EnvironmentFault(
-                f"{text}, where faults broke {evaluation.broken}: no score."
-            )
+            reason = f"where faults broke {evaluation.broken}"
+            raise errors.EnvironmentFault(f"{text}, {reason}: no score.")
         print(f"{text}: they count with their returns until then.")
     return returns, unfinished
 
@@ -252,12 +249,6 @@ def verified_checkpoint(tournament: Path, entry: Reference) -> Path:
 
 def _totals(path: Path) -> Totals:
     return Totals(**read_meta(path)["metadata"]["totals"])
-
-
-def saved_updates(directory: Path) -> int:
-    """Return the updates at the newest checkpoint of a round, 0 if there is none yet."""
-    names = [path.parent.name for path in (directory / CHECKPOINTS).glob(f"*/{MANIFEST}")]
-    return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 # --- in a process of its own ----------------------------------------------------------------------

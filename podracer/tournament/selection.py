@@ -12,7 +12,6 @@ of a sweep: their settings are in `podracer.drivers.selection`.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import get_args
@@ -28,7 +27,7 @@ from podracer.drivers.selection import (
     truncation,
 )
 from podracer.fields import bounded, check_ranges
-from podracer.tournament.events import Entry, PodState, TournamentState, rank
+from podracer.tournament.events import Entry, TournamentState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +49,7 @@ class SelectionView:
 
     @property
     def own_entry(self) -> Entry | None:
-        return self.state.pods.get(self.pod, PodState()).newest
+        return self.state.pod(self.pod).newest
 
 
 def generator(seed: int, pod: int, round: int) -> np.random.Generator:
@@ -126,44 +125,34 @@ SELECTION_RULES: dict[str, type] = {rule.__name__: rule for rule in get_args(Sel
 
 def choose(rule: SelectionRule, view: SelectionView, rng: np.random.Generator) -> Start | None:
     """Return the start of a pod's next round, None if it has to wait for others."""
+    board, own_entry = view.state.board, view.own_entry
     match rule:
         case Generational():
             return _from_best_groups(rule, view)
         case Truncation():
-            return _continue(_exploited(view, rule.fraction, rng) or view.own_entry)
+            return _continue(_exploited(view, rule.fraction, rng) or own_entry)
         case PopulationBased():
             parent = _exploited(view, rule.fraction, rng)
-            start = _continue(parent or view.own_entry)
+            start = _continue(parent or own_entry)
             if parent is None and start.parents:
                 return start
             # First rounds draw their hyperparameters from the bounds.
             return Start(start.parents, perturb(start.hyperparameters, rule, rng))
-    if isinstance(rule, Independent) or not view.state.board:
-        return _continue(view.own_entry)
-    return _continue(_drawn(rule, view, rng))
+        case Uniform() if board:
+            return _continue(board[rng.integers(len(board))])
+        case Softmax() if board:
+            candidate = board[rng.choice(len(board), p=softmax(board.scores, rule.temperature))]
+        case KTournament() if board:
+            count = min(rule.k, len(board))
+            candidate = board[rng.choice(len(board), size=count, replace=False).min()]
+        case _:
+            return _continue(own_entry)
+    is_better = own_entry is None or candidate.score > own_entry.score
+    return _continue(candidate if is_better else own_entry)
 
 
 def _continue(entry: Entry | None) -> Start:
     return Start() if entry is None else Start((entry.id,), entry.hyperparameters)
-
-
-def _drawn(
-    rule: Uniform | Softmax | KTournament, view: SelectionView, rng: np.random.Generator
-) -> Entry:
-    """Return an entry drawn from the leaderboard, or the pod's newest if the rule prefers it."""
-    board = view.state.board
-    count = len(board)
-    match rule:
-        case Uniform():
-            return board[rng.integers(count)]
-        case Softmax():
-            chances = softmax(board.scores, rule.temperature)
-            candidate = board[rng.choice(count, p=chances)]
-        case KTournament():
-            number = rng.choice(count, size=min(rule.k, count), replace=False).min()
-            candidate = board[number]
-    newest = view.own_entry
-    return candidate if newest is None or candidate.score > newest.score else newest
 
 
 def softmax(scores: Sequence[float] | np.ndarray, temperature: float) -> np.ndarray:
@@ -182,7 +171,7 @@ def _exploited(view: SelectionView, fraction: float, rng: np.random.Generator) -
     count = num_replaced(len(population), fraction)
     if own_entry is None or not count:
         return None
-    place = bisect.bisect_left(population, rank(own_entry), key=rank)
+    place = population.place(own_entry)
     parent = int(truncation(place, len(population), fraction, rng.integers(count)))
     return None if parent == place else population[parent]
 
@@ -195,24 +184,22 @@ def _from_best_groups(rule: Generational, view: SelectionView) -> Start | None:
     group's score is the mean over its pods that ended the previous round; a group of which none did
     is no parent.
     """
-    previous_round = view.round - 1
+    if view.round == 0:
+        return Start()
     live = {number: pod for number, pod in view.state.pods.items() if pod.is_live}
-    rounds = {number: pod.round for number, pod in live.items() if not pod.absent}
-    newest = {number: pod.newest for number, pod in live.items() if pod.newest is not None}
-    other_rounds = {pod: round for pod, round in rounds.items() if pod != view.pod}
-    if previous_round >= 0 and previous_round in other_rounds.values():
+    peers = (pod for number, pod in live.items() if number != view.pod and not pod.absent)
+    if any(pod.round == view.round - 1 for pod in peers):
         return None
     groups: dict[int, list[Entry]] = {}
-    for pod, entry in sorted(newest.items()):
-        if entry.round >= previous_round >= 0:
-            groups.setdefault(pod // rule.group_size, []).append(entry)
+    for number, pod in sorted(live.items()):
+        if pod.newest is not None and pod.newest.round >= view.round - 1:
+            groups.setdefault(number // rule.group_size, []).append(pod.newest)
     if not groups:
         return Start()
     scores = {n: sum(x.score / len(entries) for x in entries) for n, entries in groups.items()}
-    best = sorted(groups, key=lambda group: (-scores[group], group))
-    best = best[: rule.parents]
-    pods = {view.pod, *rounds, *newest}
-    numbers = sorted({pod // rule.group_size for pod in pods})
+    best = sorted(groups, key=lambda group: (-scores[group], group))[: rule.parents]
+    pods = {number for number, pod in live.items() if pod.newest is not None or not pod.absent}
+    numbers = sorted({number // rule.group_size for number in {view.pod, *pods}})
     ranks = [best.index(n) if n in best else len(best) for n in numbers]
     parents = generation(np.asarray(ranks), len(best))
     entries = groups[best[parents[numbers.index(view.pod // rule.group_size)]]]

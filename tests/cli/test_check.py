@@ -218,6 +218,7 @@ def test_the_faults_of_a_host_environment(trouble, level, words):
     assert any(x.level == level and words in x.text for x in report.findings), report
     assert report.usable == (level != "error")
     assert hosts.CounterBatch.open == 0
+    json.dumps(report.to_json(), allow_nan=False)  # what other programs read
 
 
 def test_a_host_environment_that_raises_is_refused():

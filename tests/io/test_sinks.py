@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -266,6 +267,15 @@ def test_a_sink_that_raises_is_dropped_with_one_warning(broken, warnings_logged)
     (warning,) = warnings_logged()
     assert "Recorder failed" in warning
     assert "no space left" in warning
+
+
+def test_a_sink_that_has_nothing_to_close_needs_no_close(warnings_logged):
+    written = []
+    sink = SimpleNamespace(write=written.append)
+    with Sinks([Recorder(), sink]) as sinks:
+        sinks.write(record(1))
+    assert written == [record(1)]
+    assert not warnings_logged()
 
 
 @pytest.mark.figure(24)

@@ -200,6 +200,19 @@ def test_a_schedule_that_control_returns_is_kept_as_its_numbers():
     assert leaves[0] == leaves[1]
 
 
+def test_numbers_of_a_tuple_change_and_are_restored():
+    @podracer.struct
+    class Bowls(Bowl):
+        depths: tuple[float, ...] = (1.0, 2.0)
+
+    experiment = dataclasses.replace(EXPERIMENT, environment=Bowls())
+    run = Run(experiment, make_driver(experiment), Path("nowhere"), ())
+    run.change({"environment": {"depths": (np.float32(3.0), 4.0)}})
+    changes = json.loads(json.dumps(run.changes))  # as from a checkpoint
+    blueprint = changed_blueprint(experiment, *build(experiment), changes)
+    assert blueprint.environment.depths == (3.0, 4.0)
+
+
 def test_arrays_of_an_environment_are_arguments_and_are_not_copied(tmp_path):
     """Those without a fraction cannot change."""
 

@@ -357,6 +357,16 @@ def test_a_callback_adds_to_records_and_checkpoints_and_finds_its_boundary_saved
     assert (second.at_start, second.restored) == (40, 5)
 
 
+@pytest.mark.parametrize("entries", [{"mine": np.float32(0.5)}, None])
+def test_what_a_checkpoint_could_not_hold_is_refused(entries, tmp_path):
+    class Mine(podracer.Callback):
+        def saved(self):
+            return entries
+
+    with pytest.raises(podracer.ConfigError, match="Mine saves what is no object of JSON"):
+        podracer.train(CATCH, run_dir=tmp_path / "run", callbacks=[Mine()])
+
+
 @pytest.mark.parametrize("value", ["warm", {"x": 1.0}, 2**64])
 def test_what_a_file_of_records_could_not_be_read_with_is_refused(value):
     run = SimpleNamespace(progress=None)
@@ -375,7 +385,7 @@ def test_a_callback_ends_the_run_by_a_bool_of_numpy(tmp_path):
     assert (result.reason, result.metrics["updates"]) == ("callback", 10)
 
 
-@pytest.mark.parametrize("answer", [{"loss": 0.5}, np.float32(3.0), [], "done"])
+@pytest.mark.parametrize("answer", [{"loss": 0.5}, np.float32(3.0), [], "done", np.ones(2, bool)])
 def test_an_answer_of_a_callback_that_is_no_bool_is_refused(answer):
     run: Any = SimpleNamespace(callbacks=[Function(lambda at: answer)], boundary=lambda: None)
     with pytest.raises(podracer.ConfigError, match="a callback returns True, a Wish or None, not"):

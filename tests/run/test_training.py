@@ -1,10 +1,12 @@
 """Runs from Python: what they leave, and that going on equals never having stopped."""
 
 import dataclasses
+import errno
 import json
 import math
 import re
 import shutil
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +27,11 @@ from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import auto_reset, restart, transition
 from podracer.envs.catch import Catch
-from podracer.errors import CheckpointError, ConfigError
+from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.evaluate import Evaluation
 from podracer.io.checkpoint import Checkpointer, fingerprint, stored_fingerprint
 from podracer.io.entry_points import installed
-from podracer.io.seal import CONFIG, seal_json
+from podracer.io.seal import CONFIG, seal, seal_json
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
 from podracer.replay import Replay
@@ -438,6 +440,43 @@ def test_a_failing_device_is_a_sentence_and_code_71(tmp_path, monkeypatch, text)
     crash = json.loads((tmp_path / "run" / "crash.json").read_text())
     assert crash["code"] == 71
     assert crash["last_update"] == 0
+
+
+def test_an_error_is_shown_with_the_one_before_it(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        try:
+            raise KeyError("wheel")
+        except KeyError:
+            raise RuntimeError("no car")  # noqa: B904
+
+    monkeypatch.setattr("podracer.drivers.anakin.Anakin.run", broken)
+    with pytest.raises(RuntimeError, match="no car") as raised:
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
+    assert "KeyError: 'wheel'" in "".join(traceback.format_exception(raised.value))
+
+
+def test_a_resumed_run_that_a_callback_ends_leaves_a_crash(tmp_path):
+    run = tmp_path / "run"
+    short = dataclasses.replace(EXPERIMENT, frames=10 * STEPS, evaluations=1)
+    podracer.train(short, run_dir=run)
+    longer = dataclasses.replace(short, frames=20 * STEPS)
+    with pytest.raises(ConfigError, match="a callback returns True, a Wish or None, not 3"):
+        podracer.train(longer, run_dir=run, resume=True, callbacks=[lambda boundary: 3])
+    crash = json.loads((run / "crash.json").read_text())
+    assert (crash["component"], crash["last_update"]) == ("callback", 20)
+
+
+def test_a_crash_names_the_last_checkpoint_that_was_saved(tmp_path, monkeypatch):
+    def seal_once(directory, name, digests):
+        if int(name) > 10:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        seal(directory, name, digests)
+
+    monkeypatch.setattr("podracer.io.checkpoint.seal", seal_once)
+    with pytest.raises(StorageError, match="the checkpoint of step 20 could not be written"):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
+    crash = json.loads((tmp_path / "run" / "crash.json").read_text())
+    assert crash["last_checkpoint"] == 10
 
 
 BAD = [

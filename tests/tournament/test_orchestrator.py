@@ -598,6 +598,7 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
     [
         ({"experiments": ()}, "needs a recipe"),
         ({"rounds": 0}, "rounds must be at least 1"),
+        ({"round_seconds": 0}, "round_seconds must be above 0, but it is 0"),
         ({"seed": 10**6}, "seed must be at most 429,494"),
         ({"stall_seconds": math.inf}, "stall_seconds must be finite as a float32, but it is inf"),
         ({"pod_gpus": 1.0}, "`pod_gpus` is for Ray clusters: add `engine=ray`, or leave it out"),
@@ -634,6 +635,13 @@ def test_what_cannot_be_meant_is_refused(changes, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         orchestrator.run_tournament(dataclasses.replace(TOURNAMENT, **changes), tmp_path)
     assert not (tmp_path / "leaderboard.jsonl").exists()
+
+
+def test_arguments_that_do_not_fit_are_refused_in_a_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="attach cannot be 'mirror:x': it must be a list"):
+        orchestrator.run_tournament(TOURNAMENT, tmp_path, attach="mirror:x")
+    with pytest.raises(ConfigError, match="tournament cannot be 'cartpole_ppo'"):
+        orchestrator.run_tournament("cartpole_ppo", tmp_path)
 
 
 @pytest.mark.parametrize("remains", [b"", b'{"event": "head'], ids=["empty", "torn"])
