@@ -26,7 +26,7 @@ BUDGETS = {
     "devices": 1890,
     "drivers": 4100,
     "envs": 3290,
-    "io": 2950,
+    "io": 2960,
     "networks": 1500,
     "ops": 1200,
     "recipes": 1030,
