@@ -457,7 +457,7 @@ CELLS: tuple[Cell, ...] = (
         "long rallies hold it between -10 and 9: it was at 6.0 after 4.5 M, and from 2.8 "
         "M on a higher rate, batches of 320 or no entropy cost brought nothing in 0.5 to "
         "0.9 M. Rollouts of 64 steps in place of 20, which look further, brought such a "
-        "run from -10 to 13.5 in 3.0 M. One run of this seed was never held, and had 18.6 "
+        "run from -10 to 11.4 in 3.2 M. One run of this seed was never held, and had 18.6 "
         "after 4.3 M, with rates from 7e-4 to 8e-5 over 4 M and an entropy cost from "
         "0.001 to 0 over 7 M. Seed 7 with 5e-4 and 0.003, falling over 4.5 M, is at -8 "
         "after 2.75 M.",
