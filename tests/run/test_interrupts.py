@@ -155,8 +155,11 @@ def check_can_go_on(run, gate):
     """In this very process: the lock is free, and no thread is left but those of the device."""
     with RunLock(run):
         pass
-    names = {thread.name for thread in threading.enumerate()}
-    assert not {name for name in names if name.startswith(("podracer-signals", "podracer-watch"))}
+    names = ("podracer-signals", "podracer-watch")
+    left = [thread for thread in threading.enumerate() if thread.name.startswith(names)]
+    for thread in left:  # told to end, it ends in a moment
+        thread.join(GENEROUS)
+    assert not [thread.name for thread in left if thread.is_alive()]
     gate.is_open.set()
     again = train(run, environment=gate, frames=2 * STEPS_PER_CHUNK, resume=True, devices=2)
     assert [record["updates"] for record in records(run)] == [2, 4]
