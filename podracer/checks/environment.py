@@ -115,7 +115,7 @@ def _read_spec(environment: Any) -> types.EnvironmentSpec:
         spec = environment.spec
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # its code 0 would count as success
         is_property = inspect.getattr_static(environment, "spec", None) is not None
         if is_property or not isinstance(error, AttributeError):
             raise ConfigError(f"{kind}.spec cannot be read: {describe_error(error)}") from error

@@ -60,7 +60,8 @@ def record_frames(
 
     The pictures are uint8 `[T, H, W, 3]`, one for each timestep, at most `max_steps` + 1;
     the recording ends there or with the last of so many episodes. An environment that cannot draw
-    itself is shown by its observations, where these are images. Raises `ConfigError` for others.
+    itself is shown by its observations, where these are images. Raises `ConfigError` for others,
+    and where `render` fails or returns no picture.
 
     `params` are those that act, `agent.actor_params(state)`. The episodes depend on `run_key`, such
     as `jax.random.key(0)`, and on `update`; `policy` and `epsilon` are as in `make_evaluator`.
@@ -104,7 +105,7 @@ def _device_drawer(env: Environment) -> Callable[[ActorState], np.ndarray]:
 def _rendered(name: str, render: Callable[[Any], Any], state: Any) -> np.ndarray:
     try:
         picture = np.asarray(render(state))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # its code 0 would count as success
         raise ConfigError(f"{name}.render failed: {describe_error(error)}") from error
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
         raise ConfigError(

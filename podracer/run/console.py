@@ -256,6 +256,6 @@ def summarize(
     ]
     if next_command is not None:
         rows.append(("", f"podracer {next_command} {path}{''.join(flags)}"))
-    width = max(len(label) for label, _ in rows) + 2
+    width, terminal = max(len(label) for label, _ in rows) + 2, Terminal()
     for label, text in rows:
-        Terminal().print(Text.assemble((f"{label:{width}}", "bold"), text), soft_wrap=True)
+        terminal.print(Text.assemble((f"{label:{width}}", "bold"), text), soft_wrap=True)

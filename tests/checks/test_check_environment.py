@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -146,6 +147,12 @@ class NoSpec:
     step = staticmethod(step)
 
 
+class Exiting:
+    @property
+    def spec(self):
+        sys.exit(0)
+
+
 class Unreadable:
     """Has a specification that raises while it is read."""
 
@@ -178,6 +185,7 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
         SimpleNamespace(spec=Counting().step),
         ("SimpleNamespace.spec must be an EnvironmentSpec, but it is a method: put @property",),
     ),
+    "a spec that exits": (Exiting(), ("Exiting.spec cannot be read: SystemExit: 0",)),
     "a spec that raises": (
         Unreadable(),
         (

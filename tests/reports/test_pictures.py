@@ -1,5 +1,7 @@
 """Pictures of observations, and where `podracer play` is worth a hint."""
 
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -59,6 +61,7 @@ def test_what_is_an_image(observation, image):
             lambda: {}["color"],
             r"cartpole.render failed: KeyError: 'color' \(test_pictures.py, line",
         ),
+        (lambda: sys.exit(0), "cartpole.render failed: SystemExit: 0"),
         (lambda: np.zeros((4, 4)), r"render must return uint8 \[H, W, 3\], .* float64\[4, 4\]\."),
     ],
 )
