@@ -47,8 +47,8 @@ class Metaparams:
     policy_cost: float | jax.Array  # g_p
     value_cost: float | jax.Array  # g_v
     entropy_cost: float | jax.Array  # g_e
-    alpha_rho: float | jax.Array  # leaks of V-trace's truncations
-    alpha_c: float | jax.Array
+    alpha_rho: float | jax.Array | None  # leaks of V-trace's truncations, None for none
+    alpha_c: float | jax.Array | None
 
 
 @struct
@@ -193,7 +193,7 @@ class _Stacx:
     def outer_hyperparams(self) -> Metaparams:
         """Return the fixed hyperparameters of the outer loss, `[1]`."""
         s = self.settings
-        eta = Metaparams(s.discount, s.trace_lambda, 1.0, s.value_cost, s.entropy_cost, 1.0, 1.0)
+        eta = Metaparams(s.discount, s.trace_lambda, 1.0, s.value_cost, s.entropy_cost, None, None)
         return jax.tree.map(lambda x: jnp.full(1, x, jnp.float32), eta)
 
     def initial_metaparams(self) -> Metaparams:

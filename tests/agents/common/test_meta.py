@@ -24,6 +24,7 @@ from walk import (
     gradient,
     learn,
     meta_gradient,
+    methods_of,
     network,
     trained,
 )
@@ -247,3 +248,18 @@ def test_metaparameters_move_and_stay_within_their_bounds():
             # The trajectory was the first main policy's own: of its clips nothing leaked.
             unchanged = update == 0 and name in ("meta_alpha_rho", "meta_alpha_c")
             assert (metrics[name] == first[name]) == unchanged, name
+
+
+def test_the_outer_loss_truncates_a_ratio_that_overflows():
+    """Of its truncations nothing leaks: 0 times infinity would be no number."""
+    agent = built(make())
+    state, trajectory = begin(agent)
+    extras = trajectory.steps.extras
+    unlikely = {**extras, "log_prob": extras["log_prob"] - 100.0}
+    steps = dataclasses.replace(trajectory.steps, extras=unlikely)
+    trajectory = dataclasses.replace(trajectory, steps=steps)
+    stacx, learner = methods_of(agent), state.shared
+    policy = jax.tree.map(lambda x: x[:, :1], stacx.unroll(learner.params, trajectory)[0])
+    aux = jax.tree.map(lambda x: x[None], (policy, {}))
+    loss, _ = stacx.outer_loss(trajectory, learner.metaparams, learner, aux)
+    assert jnp.isfinite(loss)
