@@ -14,7 +14,7 @@ from child import records
 import podracer
 from podracer import recipes
 from podracer.agents.a2c import A2C
-from podracer.agents.common.optimizers import Optimizer, take_step
+from podracer.agents.common.optimizers import Optimizer, ParamsState, take_step
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
 from podracer.cli.recipe_flags import parse_experiment
@@ -142,11 +142,10 @@ def test_schedules_in_files():
 
 def steps(optimizer: optax.GradientTransformation, rate: float, count: int = 3) -> np.ndarray:
     params = jnp.asarray([1.0, -2.0, 0.5])
-    state = optimizer.init(params)
+    state = ParamsState(params, optimizer.init(params))
     for i in range(count):
-        grads = jnp.sin(params * (i + 1))
-        params, state = take_step(optimizer, params, state, grads, rate)
-    return np.asarray(params)
+        state = take_step(optimizer, rate, state, jnp.sin(state.params * (i + 1)))
+    return np.asarray(state.params)
 
 
 @pytest.mark.parametrize(("name", "method"), [("adam", optax.adam), ("radam", optax.radam)])

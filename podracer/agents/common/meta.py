@@ -18,7 +18,7 @@ from podracer import schedules
 from podracer.agent import Agent
 from podracer.agents.common import actor_critic, optimizers
 from podracer.agents.common.actor_critic import ActorCritic
-from podracer.agents.common.optimizers import CountedState, ScheduledOptimizer
+from podracer.agents.common.optimizers import CountedState, ParamsState, ScheduledOptimizer
 from podracer.agents.common.settings import ActorCriticSettings
 from podracer.devices.reductions import global_mean
 from podracer.fields import bounded, struct
@@ -67,7 +67,7 @@ class MetaState(CountedState):
 
 def init_state(learner: CountedState, metaparams: PyTree) -> LearnerState:
     """Return the state of a learner and of metaparameters before the first update."""
-    return LearnerState(_join(learner, metaparams, META_OPTIMIZER.init(metaparams)))
+    return LearnerState(_join(learner, ParamsState(metaparams, META_OPTIMIZER.init(metaparams))))
 
 
 def learn(
@@ -89,16 +89,15 @@ def learn(
     # Each shard has a part of the gradient, through the mean of all inner gradients.
     grads = global_mean(grads, axis)
     rate = schedules.value_at(meta_learning_rate, state.frames)
-    meta = optimizers.take_step(
-        META_OPTIMIZER, state.metaparams, state.meta_optimizer_state, grads, rate
-    )
+    old_meta = ParamsState(state.metaparams, state.meta_optimizer_state)
+    meta = optimizers.take_step(META_OPTIMIZER, rate, old_meta, grads)
     metrics = {**metrics, "meta_gradient_norm": optimizers.global_norm(grads)}
-    return LearnerState(_join(optimizers.with_more_frames(learner, num_frames), *meta)), metrics
+    return LearnerState(_join(optimizers.with_more_frames(learner, num_frames), meta)), metrics
 
 
-def _join(learner: CountedState, metaparams: PyTree, meta_optimizer_state: Any) -> MetaState:
+def _join(learner: CountedState, meta: ParamsState) -> MetaState:
     return MetaState(
-        **vars(learner), metaparams=metaparams, meta_optimizer_state=meta_optimizer_state
+        **vars(learner), metaparams=meta.params, meta_optimizer_state=meta.optimizer_state
     )
 
 

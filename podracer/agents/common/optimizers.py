@@ -55,11 +55,6 @@ class Optimizer:
     def build(
         self, max_gradient_norm: float | None = None, *, root_epsilon: float = 0.0
     ) -> optax.GradientTransformation:
-        """Return the unscaled optimizer, on gradients scaled down to a largest global norm.
-
-        A constant `root_epsilon` within the root gives it a slope where a gradient has always been
-        0.
-        """
         if self.name == "rmsprop":
             method = _scale_by_rms(self.rmsprop_decay, self.epsilon, root_epsilon)
         else:  # RAdam: Liu et al. 2020 (arXiv 1908.03265)
@@ -109,20 +104,6 @@ def _scale_by_rms(
     return optax.GradientTransformation(init, update)
 
 
-def take_step(
-    optimizer: optax.GradientTransformation,
-    params: Params,
-    optimizer_state: optax.OptState,
-    grads: Params,
-    learning_rate: float | jax.Array,
-) -> tuple[Params, optax.OptState]:
-    """Return parameters after one step of an unscaled optimizer, and the optimizer's new state."""
-    with jax.named_scope("optimizer"):
-        updates, optimizer_state = optimizer.update(grads, optimizer_state, params)
-        updates = jax.tree.map(lambda update: -learning_rate * update, updates)
-    return optax.apply_updates(params, updates), optimizer_state
-
-
 # --- parameters and their optimizer ---------------------------------------------------------------
 
 
@@ -132,6 +113,23 @@ class ParamsState:
 
     params: Params
     optimizer_state: optax.OptState
+
+
+AnyState = TypeVar("AnyState", bound=ParamsState)
+
+
+def take_step(
+    optimizer: optax.GradientTransformation,
+    learning_rate: float | jax.Array,
+    state: AnyState,
+    grads: Params,
+) -> AnyState:
+    """Return a state after one step of an unscaled optimizer on its parameters."""
+    with jax.named_scope("optimizer"):
+        updates, optimizer_state = optimizer.update(grads, state.optimizer_state, state.params)
+        updates = jax.tree.map(lambda update: -learning_rate * update, updates)
+    params = optax.apply_updates(state.params, updates)
+    return dataclasses.replace(state, params=params, optimizer_state=optimizer_state)
 
 
 @struct
@@ -162,10 +160,7 @@ class ScheduledOptimizer:
         The learning rate follows the state's frames.
         """
         rate = schedules.value_at(self.learning_rate, state.frames)
-        params, optimizer_state = take_step(
-            self.optimizer, state.params, state.optimizer_state, grads, rate
-        )
-        state = dataclasses.replace(state, params=params, optimizer_state=optimizer_state)
+        state = take_step(self.optimizer, rate, state, grads)
         return state, {"gradient_norm": global_norm(grads)}
 
     def apply_gradients(

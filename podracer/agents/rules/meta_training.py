@@ -129,22 +129,6 @@ class MetaBatch:
     task: jax.Array  # i32 [L]
 
 
-def descend(
-    optimizer: optax.GradientTransformation,
-    learning_rate: float | jax.Array,
-    states: ParamsState,
-    grads: Params,
-) -> ParamsState:
-    """Return L parameters after one step of their optimizers each."""
-
-    def step(state: ParamsState, grads: Params) -> ParamsState:
-        return ParamsState(
-            *take_step(optimizer, state.params, state.optimizer_state, grads, learning_rate)
-        )
-
-    return jax.vmap(step)(states, grads)
-
-
 @dataclasses.dataclass(frozen=True)
 class MetaTraining(abc.ABC):
     """Functions of an agent that learns a rule; a subclass has those of the rule's students.
@@ -284,15 +268,14 @@ class MetaTraining(abc.ABC):
         gradients = self.meta_grad_in_groups(shared.rule, batch)
         grads, loss, reward, valid = global_mean(gradients, axis)
         rate = schedules.value_at(self.settings.learning_rate, shared.frames)
-        rule, optimizer_state = take_step(
-            self.rule_optimizer, shared.rule, shared.optimizer_state, grads, rate
-        )
+        state = ParamsState(shared.rule, shared.optimizer_state)
+        state = take_step(self.rule_optimizer, rate, state, grads)
         metrics = {"loss": loss, "gradient_norm": global_norm(grads)}
         for name, total, count in zip(self.reward_names, reward, valid, strict=True):
             mean = total / jnp.maximum(count, 1e-8)
             metrics[name] = jnp.where(count > 0, mean, shared.metrics[name])
         return dataclasses.replace(
-            shared, rule=rule, optimizer_state=optimizer_state, metrics=metrics
+            shared, rule=state.params, optimizer_state=state.optimizer_state, metrics=metrics
         )
 
     # --- meta-objective ---------------------------------------------------------------------------
@@ -303,9 +286,8 @@ class MetaTraining(abc.ABC):
         parts = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), batch)
 
         def add(total: PyTree, part: MetaBatch) -> tuple[PyTree, None]:
-            return jax.tree.map(
-                lambda t, x: t + x / groups, total, self.meta_grad(rule, part)
-            ), None
+            new = self.meta_grad(rule, part)
+            return jax.tree.map(lambda t, x: t + x / groups, total, new), None
 
         by_task = jnp.zeros(len(self.groups.tasks))
         no_grads = jax.tree.map(jnp.zeros_like, rule)
@@ -395,8 +377,8 @@ class MetaTraining(abc.ABC):
 
         grads, advantages = jax.grad(loss, has_aux=True)(critics.params)
         standardized = standardize(advantages, data.valid, lifetimes)
-        critics = descend(CRITIC_OPTIMIZER, settings.critic_learning_rate, critics, grads)
-        return critics, standardized
+        step = jax.vmap(partial(take_step, CRITIC_OPTIMIZER, settings.critic_learning_rate))
+        return step(critics, grads), standardized
 
     # --- new lifetimes ----------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ import optax
 from podracer import schedules
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import off_policy, recurrent
-from podracer.agents.common.optimizers import global_norm, take_step
+from podracer.agents.common.optimizers import ParamsState, global_norm, take_step
 from podracer.agents.common.value_based import gather_action
 from podracer.agents.rules.disco.network import Outputs, StudentNetwork, build_network
 from podracer.agents.rules.disco.rule import (
@@ -77,12 +77,10 @@ _MAX_UPDATE = 1.0  # for a parameter, before the learning rate
 
 
 @struct
-class StudentState:
-    """State of a student: parameters, and what the rule knows of the lifetime."""
+class StudentState(ParamsState):
+    """State of a student: `StudentParams`, and what the rule knows of the lifetime."""
 
-    params: Params  # `StudentParams`
     target_params: Params
-    optimizer_state: optax.OptState
     moments: AdvantageMoments
     memory: Memory
 
@@ -105,8 +103,8 @@ def init_student(
     params: Params = network.init(key)
     return StudentState(
         params,
+        optimizer.init(params),
         target_params=jax.tree.map(jnp.copy, params),
-        optimizer_state=optimizer.init(params),
         moments=init_moments(),
         memory=init_memory(memory_units),
     )
@@ -119,13 +117,9 @@ def descend(
     grads: Params,
 ) -> State:
     """Return a student whose parameters took a step, and their average followed the old ones."""
-    params, optimizer_state = take_step(
-        optimizer, state.params, state.optimizer_state, grads, learning_rate
-    )
     target_params = optax.incremental_update(state.params, state.target_params, 1.0 - _TARGET_DECAY)
-    return dataclasses.replace(
-        state, params=params, target_params=target_params, optimizer_state=optimizer_state
-    )
+    state = take_step(optimizer, learning_rate, state, grads)
+    return dataclasses.replace(state, target_params=target_params)
 
 
 def student_loss(

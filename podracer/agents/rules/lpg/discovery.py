@@ -12,13 +12,14 @@ prediction of the student, where GROOVE stops them. That is the exact gradient, 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common.optimizers import ParamsState
+from podracer.agents.common.optimizers import ParamsState, take_step
 from podracer.agents.rules.lifetimes import Experience, lifetime_means, map_lifetimes, student_spec
 from podracer.agents.rules.lpg.rule import (
     Outputs,
@@ -30,7 +31,7 @@ from podracer.agents.rules.lpg.rule import (
     to_outputs,
 )
 from podracer.agents.rules.lpg.rule_file import encode_rule
-from podracer.agents.rules.meta_training import MetaSettings, MetaTraining, descend
+from podracer.agents.rules.meta_training import MetaSettings, MetaTraining
 from podracer.errors import ConfigError
 from podracer.fields import bounded, static, struct
 from podracer.ops.distributions import Categorical
@@ -98,8 +99,8 @@ class _LPG(MetaTraining):
         # The loss is a mean over all lifetimes; each student's own has a gradient L times as large.
         grads = jax.tree.map(lambda g: lifetimes * g, grads)
         prediction_size = jnp.sum(targets.prediction**2, axis=-1)
-        students = descend(self.optimizer, settings.student_learning_rate, students, grads)
-        return students, {
+        step = jax.vmap(partial(take_step, self.optimizer, settings.student_learning_rate))
+        return step(students, grads), {
             **self.entropies(outputs, data, lifetimes),
             "policy_target": lifetime_means(data.valid * targets.policy**2, lifetimes),
             "prediction_target": lifetime_means(data.valid * prediction_size, lifetimes),
