@@ -26,11 +26,7 @@ def static(
 
 
 def bounded(
-    default: Any,
-    low: float | int = 0.0,
-    high: float | int = math.inf,
-    *,
-    exclusive: bool = False,
+    default: Any, low: float | int = 0.0, high: float | int = math.inf, *, exclusive: bool = False
 ) -> Any:
     """Declare a field of a dataclass whose value is finite and lies in `[low, high]`.
 

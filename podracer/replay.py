@@ -322,9 +322,8 @@ class Buffer:
     @property
     def _frames(self) -> PyTree:
         """Specifications of observations, of stacks that of a frame."""
-        return self._map_stacks(
-            lambda spec, _: ArraySpec(spec.shape[:-1], spec.dtype),
-            lambda x: x,
+        return jax.tree.map(
+            lambda spec: ArraySpec(spec.shape[:-1], spec.dtype) if spec.frame_stack else spec,
             self.spec.observation,
         )
 

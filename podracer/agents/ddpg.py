@@ -99,13 +99,8 @@ class Method:
         metrics["gradient_norm"] = global_norm(grads)
 
         def update_policy(state: DDPGState) -> tuple[DDPGState, Metrics]:
-            grads, metrics = global_grad(
-                partial(self.actor_loss, axis=axis),
-                state.params.actor,
-                state,
-                transition,
-                axis=axis,
-            )
+            loss, actor = partial(self.actor_loss, axis=axis), state.params.actor
+            grads, metrics = global_grad(loss, actor, state, transition, axis=axis)
             state = learner.step(state, Parts(grads, None))
             metrics["actor_gradient_norm"] = global_norm(grads)
             return learner.move_targets(state, state.params), metrics

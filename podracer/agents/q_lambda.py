@@ -89,10 +89,5 @@ class QLambda(LearnerSettings):
             error = mean_of((targets - q_tm1) ** 2, valid)
             return error, {"loss": error, "q": mean_of(q_tm1, valid)}
 
-        return Agent(
-            spec=spec,
-            init=init,
-            act=act,
-            learn=Fused(loss, optimizer.apply_gradients),
-            carry=network.carry,
-        )
+        learn = Fused(loss, optimizer.apply_gradients)
+        return Agent(spec=spec, init=init, act=act, learn=learn, carry=network.carry)

@@ -125,11 +125,7 @@ class Method:
         return networks.loss(critics, next_outputs, transition, penalty=penalty)
 
     def actor_loss(
-        self,
-        actor: Actor,
-        state: ActorCriticState,
-        transition: Transition,
-        key: jax.Array,
+        self, actor: Actor, state: ActorCriticState, transition: Transition, key: jax.Array
     ) -> tuple[MaskedMean, Metrics]:
         """Sum the losses of policy and temperature, see `loss_of_policy`."""
         policy = self.policy(actor, transition.timestep.observation)

@@ -248,11 +248,7 @@ def _act(
     method = "act" if explore else "act(explore=False)"
     place = f"{built.name}.{method}"
     result = _trace(
-        built.name,
-        method,
-        lambda b, p, c, t, k: b.build().act(p, c, t, k, explore),
-        blueprint,
-        *inputs,
+        built.name, method, lambda b, *x: b.build().act(*x, explore), blueprint, *inputs
     )
     if not (isinstance(result, tuple) and len(result) == 3):
         raise ConfigError(f"{place} must return the triple (actions, extras, carry).")

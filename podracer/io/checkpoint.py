@@ -76,11 +76,7 @@ class Checkpointer:
     """
 
     def __init__(
-        self,
-        run: Path,
-        *,
-        keep: int = 3,
-        sealed: Callable[[], None] = lambda: None,
+        self, run: Path, *, keep: int = 3, sealed: Callable[[], None] = lambda: None
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
@@ -259,11 +255,7 @@ class Checkpointer:
 
 
 def load(
-    run: Path,
-    target: PyTree,
-    step: Choice = "newest",
-    *,
-    excluded: tuple[str, ...] = (),
+    run: Path, target: PyTree, step: Choice = "newest", *, excluded: tuple[str, ...] = ()
 ) -> Restored:
     """Restore as `Checkpointer.restore` does, moving nothing: the run may still be running.
 

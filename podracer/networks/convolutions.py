@@ -94,14 +94,7 @@ class Convolution(eqx.Module):
     same: bool = eqx.field(static=True)
 
     def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        size: int,
-        stride: int,
-        same: bool,
-        *,
-        key: jax.Array,
+        self, inputs: int, outputs: int, size: int, stride: int, same: bool, *, key: jax.Array
     ):
         self.weight = orthogonal(key, (size, size, inputs, outputs), math.sqrt(2))
         self.bias = jnp.zeros(outputs)

@@ -38,11 +38,7 @@ class Mean:
         return outputs[..., 0]
 
     def loss(
-        self,
-        outputs: Outputs,
-        next_outputs: Outputs,
-        returns: Batch,
-        discounts: Batch,
+        self, outputs: Outputs, next_outputs: Outputs, returns: Batch, discounts: Batch
     ) -> tuple[Batch, Batch]:
         error = returns + discounts * next_outputs[:, 0] - outputs[:, 0]
         return self.loss_of(error), jnp.abs(error)
@@ -95,11 +91,7 @@ class Atoms:
         return jnp.sum(jax.nn.softmax(outputs) * support, axis=-1)
 
     def loss(
-        self,
-        outputs: Outputs,
-        next_outputs: Outputs,
-        returns: Batch,
-        discounts: Batch,
+        self, outputs: Outputs, next_outputs: Outputs, returns: Batch, discounts: Batch
     ) -> tuple[Batch, Batch]:
         returns_of_atoms = returns[:, None] + discounts[:, None] * self.support[None]
         target = self.project(returns_of_atoms, jax.nn.softmax(next_outputs))
@@ -157,20 +149,15 @@ class Quantiles:
         return jnp.mean(outputs, axis=-1)
 
     def loss(
-        self,
-        outputs: Outputs,
-        next_outputs: Outputs,
-        returns: Batch,
-        discounts: Batch,
+        self, outputs: Outputs, next_outputs: Outputs, returns: Batch, discounts: Batch
     ) -> tuple[Batch, Batch]:
         target = returns[:, None] + discounts[:, None] * next_outputs
         probabilities = (jnp.arange(self.quantiles) + 0.5) / self.quantiles
         error = target[:, None, :] - outputs[:, :, None]
         weight = jnp.abs(probabilities[None, :, None] - (error < 0))
         losses = jnp.mean(weight * optax.losses.huber_loss(error), axis=-1)
-        return jnp.sum(losses, axis=-1), jnp.abs(
-            jnp.mean(target, axis=-1) - jnp.mean(outputs, axis=-1)
-        )
+        difference = jnp.mean(target, axis=-1) - jnp.mean(outputs, axis=-1)
+        return jnp.sum(losses, axis=-1), jnp.abs(difference)
 
 
 ActionValue = Mean | SquaredMean | Atoms | Quantiles

@@ -67,10 +67,8 @@ class Categorical:
 
     def divergence(self, reference: Categorical) -> Float[Array, "*b"]:
         """Compute the Kullback-Leibler divergence KL(self || reference)."""
-        log_probs, other_log_probs = (
-            jax.nn.log_softmax(self.logits),
-            jax.nn.log_softmax(reference.logits),
-        )
+        logits = (self.logits, reference.logits)
+        log_probs, other_log_probs = map(jax.nn.log_softmax, logits)
         return jnp.sum(jnp.exp(log_probs) * (log_probs - other_log_probs), axis=-1)
 
 

@@ -135,10 +135,7 @@ def run_metadata(experiment: Experiment, driver: Driver) -> dict[str, Any]:
 
 @typed
 def check_agent(
-    experiment: Experiment | Blueprint | str,
-    *,
-    num_envs: int | None = None,
-    num_devices: int = 2,
+    experiment: Experiment | Blueprint | str, *, num_envs: int | None = None, num_devices: int = 2
 ) -> None:
     """Raise `ConfigError` that names the function if an agent breaks the contract of `Agent`.
 

@@ -45,12 +45,7 @@ def update_moments(moments: Moments, trajectory: Trajectory, axis: str | None) -
 
 
 def scale_rewards(
-    moments: Moments,
-    sums: jax.Array,
-    trajectory: Trajectory,
-    *,
-    discount: float,
-    axis: str | None,
+    moments: Moments, sums: jax.Array, trajectory: Trajectory, *, discount: float, axis: str | None
 ) -> tuple[Trajectory, Moments, jax.Array]:
     """Divide rewards by the standard deviation of the discounted sums of past rewards.
 

@@ -34,7 +34,6 @@ from podracer.types import (
     LearnerState,
     Metrics,
     Params,
-    PyTree,
     TimeStep,
     Trajectory,
 )
@@ -304,9 +303,7 @@ def build_optimizer(settings: ContinuousSettings) -> optimizers.ScheduledOptimiz
         name = getattr(path[-1], "name", "") if path else ""
         return param.ndim > 1 and not name.endswith(("bias", "scale", "shift"))
 
-    def matrices(params: Params) -> PyTree:
-        return jax.tree.map_with_path(is_matrix, params)
-
+    matrices = partial(jax.tree.map_with_path, is_matrix)
     if settings.weight_decay != 0:
         method = optax.chain(method, optax.add_decayed_weights(settings.weight_decay, matrices))
     return optimizers.ScheduledOptimizer(method, settings.learning_rate)

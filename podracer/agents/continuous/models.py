@@ -200,9 +200,7 @@ class ContinuousNetworks(CriticNetworks):
 
 
 def build_critics(
-    network: NetworkBuilder,
-    spec: EnvironmentSpec,
-    distribution: ReturnDistribution | None,
+    network: NetworkBuilder, spec: EnvironmentSpec, distribution: ReturnDistribution | None
 ) -> CriticNetworks:
     """Build Q-networks that take observations and actions as they are."""
     space = require_continuous(spec)

@@ -123,10 +123,7 @@ class Sebulba(Driver):
 
 
 def check(
-    blueprint: Blueprint,
-    env: HostEnvironments,
-    config: SebulbaConfig,
-    split: DeviceSplit,
+    blueprint: Blueprint, env: HostEnvironments, config: SebulbaConfig, split: DeviceSplit
 ) -> None:
     """Raise `ConfigError` if the configuration cannot run, before anything is started."""
     rows_per_learner = split.envs_per_thread * split.threads // len(split.learners)

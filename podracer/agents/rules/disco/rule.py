@@ -107,12 +107,9 @@ def apply_rule(
     factors = _linear(params.modulation, memory[0])
     hidden = outputs[0] * factors.reshape(1, -1, factors.shape[-1])
 
-    hidden_by_action = jnp.broadcast_to(
-        hidden[:, :, None], (*of_actions.shape[:-1], hidden.shape[-1])
-    )
-    by_action = _across_actions(
-        params.policy[0], jnp.concatenate([hidden_by_action, of_actions], axis=-1)
-    )
+    by_action = jnp.broadcast_to(hidden[:, :, None], (*of_actions.shape[:-1], hidden.shape[-1]))
+    by_action = jnp.concatenate([by_action, of_actions], axis=-1)
+    by_action = _across_actions(params.policy[0], by_action)
     policy = _linear(params.policy[1], by_action)[..., 0]
     targets = Targets(
         mask_logits(jax.tree.map(lambda x: x[:-1], data.observation), policy),
