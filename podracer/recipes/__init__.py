@@ -94,13 +94,14 @@ def accelerator_changes(name: str) -> Mapping[str, Any]:
 def with_size(experiment: Experiment, name: str, size: Size) -> Experiment:
     """Return the experiment of a recipe at a size, which its name shows from then on.
 
-    A recipe of one size stays as it is. Raises `ConfigError` for another word.
+    Raises `ConfigError` for another word, and where the recipe has one size, as a file has.
     """
     if size not in get_args(Size):
         raise ConfigError(f"`size` is {' or '.join(get_args(Size))}, not {size!r}.")
-    changes = accelerator_changes(name)
-    if size == "laptop" or not changes:
+    if size == "laptop" and not name.endswith(".json"):
         return experiment
+    if not (changes := accelerator_changes(name)):
+        raise ConfigError(f"{name} has one size: leave `size` out, or set `driver.num_envs`.")
     sized = experiment.with_fields(changes)
     return dataclasses.replace(sized, recipe=f"{experiment.recipe}{SUFFIX}")
 
