@@ -25,10 +25,15 @@ class _Sizes:
 
 
 def own_recipe(name: str, flags: Sequence[str] = ()) -> str | None:
-    """Return the name of a recipe if it is the user's own; of a file, the one that a flag names."""
+    """Return the recipe that later commands need, MODULE:FUNCTION; for a file, that of a flag."""
     if name.endswith(".json"):
         return take_values(flags, {"recipe": str})[0].get("recipe")
-    return None if name in recipes.RECIPES else name
+    return name if ":" in name else None
+
+
+def recipe_flag(name: str | None) -> str:
+    """Return the flag by which a command gets one's own recipe, "" without one."""
+    return f" --recipe {name}" if name else ""
 
 
 def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]:

@@ -27,8 +27,8 @@ from podracer.recipes.sizes import Size, accelerator
 from podracer.recipes.update_rules import with_update_rule
 
 __all__ = [
-    "RECIPES", "Size", "accelerator", "accelerator_changes", "find", "options_of", "with_size",
-    "with_update_rule",
+    "RECIPES", "Size", "accelerator", "accelerator_changes", "find", "lender", "options_of",
+    "with_size", "with_update_rule",
 ]  # fmt: skip
 
 _FAMILIES = (atari, cartpole, catch, rules, memory, mujoco, pendulum)
@@ -72,6 +72,17 @@ def find(name: str, **options: Any) -> Experiment:
         kind = type(experiment).__name__
         raise ConfigError(f"the recipe {name} must return an Experiment, not {kind}.")
     return dataclasses.replace(experiment, recipe=name)
+
+
+def lender(recipe: Experiment | str | None, recorded: Any) -> Experiment | None:
+    """Return the experiment that lends a file its classes and objects, None if there is none.
+
+    It is the `recipe`, or the one of an installed package that has the name in the file.
+    """
+    name = str(recorded).removesuffix(SUFFIX)
+    if recipe is None and name in installed("recipes"):
+        recipe = name
+    return find(recipe) if isinstance(recipe, str) else recipe
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -120,12 +131,12 @@ def _parameters(name: str) -> dict[str, inspect.Parameter]:
 def _of_file(
     path: Path, environment: str | None = None, recipe: Experiment | str | None = None
 ) -> Experiment:
-    lender = find(recipe) if isinstance(recipe, str) else recipe
-    experiment = experiment_of(path, lender, environment)
+    recorded = read_config(path)["experiment"]
+    experiment = experiment_of(path, lender(recipe, recorded.get("recipe")), environment)
     if environment is None:
         return experiment
-    recorded = read_config(path)["experiment"]["environment"]
-    return dataclasses.replace(experiment, environment=recorded).with_environment(environment)
+    experiment = dataclasses.replace(experiment, environment=recorded["environment"])
+    return experiment.with_environment(environment)
 
 
 def _function(name: str) -> Callable[..., Experiment]:
