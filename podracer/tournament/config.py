@@ -100,7 +100,6 @@ class Tournament:
                     f"`{name}` is for Ray clusters: add `engine=ray`, or leave it out."
                 )
         for pod, experiment in enumerate(self.experiments):
-            check_types(experiment)
             experiment.check()
             self._check_round(experiment)
             self.experiment_of(pod)
