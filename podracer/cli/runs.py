@@ -78,7 +78,8 @@ class EvalOptions(EpisodeOptions):
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Run `podracer eval`: evaluate a checkpoint in whole episodes."""
-    elsewhere, remaining = _environment_of_flags(arguments)
+    with contextlib.redirect_stdout(sys.stderr):
+        elsewhere, remaining = _environment_of_flags(arguments)
     options = parse(EvalOptions, "eval", remaining)
     if elsewhere is not None and options.environment is not None:
         raise ConfigError("name an environment, or give the flags of a recipe's own: not both.")
@@ -90,9 +91,10 @@ def evaluate(arguments: Sequence[str]) -> int:
     from podracer.scores.runs import environment_text
     from podracer.types import Discrete
 
-    experiment = options.reopen(elsewhere)
-    run, acting, inputs = options.open(experiment)
-    result = make_evaluator(run.agent, run.env, options.episodes, **acting)(*inputs)
+    with contextlib.redirect_stdout(sys.stderr):  # what an environment prints is no result
+        experiment = options.reopen(elsewhere)
+        run, acting, inputs = options.open(experiment)
+        result = make_evaluator(run.agent, run.env, options.episodes, **acting)(*inputs)
     figures = {
         "environment": environment_text(to_json(experiment.environment)),
         "episodes": options.episodes,
