@@ -17,7 +17,7 @@ from podracer.cli.arguments import parse, take_values
 from podracer.cli.run_options import AtCheckpoint, CheckpointOptions, PolicyName, output_file
 from podracer.cli.values import Count, Limits, Mark, RunPath
 from podracer.errors import ConfigError
-from podracer.io.addresses import in_addresses, output_folder
+from podracer.io.addresses import COPIES, in_addresses, output_folder
 from podracer.io.directories import is_tournament, quoted_path
 
 if TYPE_CHECKING:
@@ -199,13 +199,14 @@ def report(options: ReportOptions) -> int:
         shared = "" if are_copies else os.path.commonpath([folder.parent for folder in folders])
         page = Path(shared) / "comparison.html"
     path = output_file(options.output, page, (".html", ".htm"))
-    write = partial(write_report, options.runs)
+    sources = [COPIES.get(run, run) for run in options.runs]  # an address is read at each version
+    write = partial(write_report, sources)
     if tournaments := list(filter(is_tournament, options.runs)):
         from podracer.reports.tournament import write_tournament_report
 
         if len(options.runs) > 1:
             raise ConfigError(f"{tournaments[0]} holds a tournament: report it alone.")
-        write = partial(write_tournament_report, tournaments[0])
+        write = partial(write_tournament_report, sources[0])
     print(write(path, options.every), flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         while options.every:
