@@ -178,7 +178,7 @@ class _IQL:
             mask=trajectory.valid().astype(jnp.float32),
             weight=jnp.ones_like(following.reward),
         )
-        num_items = transition.mask.size  # of a leaf without numbers it is not known
+        num_items = transition.mask.size  # a leaf without numbers does not tell it
         return jax.tree.map(lambda x: x.reshape(num_items, *x.shape[2:]), transition)
 
     def loss(
