@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from podracer.cli.run_options import RunOptions, RunPath
 from podracer.errors import ConfigError
-from podracer.io.addresses import in_addresses
+from podracer.io.addresses import COPIES, in_addresses, local_run
 from podracer.io.directories import quoted_path
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def leaderboard(options: LeaderboardOptions) -> int:
         live.show(state)
         while options.watch:
             time.sleep(1.0)
-            live.show(state_after(read_events(options.run)))
+            live.show(state_after(read_events(local_run(COPIES.get(options.run, options.run)))))
     return 0
 
 

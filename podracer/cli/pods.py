@@ -13,13 +13,14 @@ from typing import Annotated, Any, Literal
 
 from podracer.cli.arguments import leading_name, read_parts
 from podracer.cli.leaderboard import print_ranking
-from podracer.cli.recipe_flags import find_recipe, own_recipe, parse_experiment
+from podracer.cli.recipe_flags import find_recipe, own_recipe, parse_experiment, recipe_flag
 from podracer.cli.run_options import best_run
 from podracer.cli.sentences import in_flags
 from podracer.cli.settings import Flag, Table
 from podracer.cli.train import Attachments, NewRunOptions, run
 from podracer.cli.values import Count, Mark
 from podracer.config.experiment import Experiment
+from podracer.config.serialization import recipe_name
 from podracer.devices.machine import num_cores
 from podracer.devices.startup import Hosts
 from podracer.drivers.selection import Range, Rule
@@ -95,8 +96,7 @@ def finish_sweep(directory: Path, experiment: Experiment, recipe: str | None = N
     try:
         ranking = configurations(directory, experiment)
         best = write_best(directory, experiment, ranking[0])
-        flag = f" --recipe {recipe}" if recipe else ""
-        outcome = f"Best      podracer train {quoted_path(best)}{flag}"
+        outcome = f"Best      podracer train {quoted_path(best)}{recipe_flag(recipe)}"
     except ConfigError as error:
         outcome = f"Not ranked: {in_flags(str(error))}"
     with suppress(OSError):  # a reader of the output that has left, as in `| head`
@@ -200,9 +200,9 @@ def run_on_terminal(
     path = quoted_path(directory)
     print(f"{outcome:9} {path}")
     if best := best_run(directory):
-        print(f"Best      podracer eval {quoted_path(best)}")
+        used = (name for name in own_recipes if name.rpartition(":")[2] == recipe_name(best))
+        print(f"Best      podracer eval {quoted_path(best)}{recipe_flag(next(used, None))}")
     print(f"Next      podracer report {path}")
     if code:
-        flag = f" --recipe {','.join(own_recipes)}" if own_recipes else ""
-        print(f"          podracer resume {path}{flag}")
+        print(f"          podracer resume {path}{recipe_flag(','.join(own_recipes))}")
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -25,10 +26,15 @@ class _Sizes:
 
 
 def own_recipe(name: str, flags: Sequence[str] = ()) -> str | None:
-    """Return the name of a recipe if it is the user's own; of a file, the one that a flag names."""
+    """Return the recipe that later commands need, MODULE:FUNCTION; for a file, that of a flag."""
     if name.endswith(".json"):
         return take_values(flags, {"recipe": str})[0].get("recipe")
-    return None if name in recipes.RECIPES else name
+    return name if ":" in name else None
+
+
+def recipe_flag(name: str | None) -> str:
+    """Return the flag by which a command gets one's own recipe, "" without one."""
+    return f" --recipe {name}" if name else ""
 
 
 def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]:
@@ -37,10 +43,11 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     It has the size, and the environment with the architecture which that needs, of the flags.
     """
     find_modules_here(name, own_recipe(name, flags))
-    options, remaining = take_values(flags, recipes.options_of(name))
-    values = take_values(remaining, {"size": Size, "environment": str})[0]
-    find_modules_here((values | options).get("environment"))
-    experiment = recipes.find(name, **options)
+    with contextlib.redirect_stdout(sys.stderr):  # modules of the user may print
+        options, remaining = take_values(flags, recipes.options_of(name))
+        values = take_values(remaining, {"size": Size, "environment": str})[0]
+        find_modules_here((values | options).get("environment"))
+        experiment = recipes.find(name, **options)
     if "size" in values:
         experiment = recipes.with_size(experiment, name, values["size"])
     if "environment" in values:

@@ -17,7 +17,7 @@ from podracer.cli.arguments import parse, take_values
 from podracer.cli.run_options import AtCheckpoint, CheckpointOptions, PolicyName, output_file
 from podracer.cli.values import Count, Limits, Mark, RunPath
 from podracer.errors import ConfigError
-from podracer.io.addresses import in_addresses, output_folder
+from podracer.io.addresses import COPIES, in_addresses, output_folder
 from podracer.io.directories import is_tournament, quoted_path
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ class EvalOptions(EpisodeOptions):
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Run `podracer eval`: evaluate a checkpoint in whole episodes."""
-    elsewhere, remaining = _environment_of_flags(arguments)
+    with contextlib.redirect_stdout(sys.stderr):
+        elsewhere, remaining = _environment_of_flags(arguments)
     options = parse(EvalOptions, "eval", remaining)
     if elsewhere is not None and options.environment is not None:
         raise ConfigError("name an environment, or give the flags of a recipe's own: not both.")
@@ -90,9 +91,10 @@ def evaluate(arguments: Sequence[str]) -> int:
     from podracer.scores.runs import environment_text
     from podracer.types import Discrete
 
-    experiment = options.reopen(elsewhere)
-    run, acting, inputs = options.open(experiment)
-    result = make_evaluator(run.agent, run.env, options.episodes, **acting)(*inputs)
+    with contextlib.redirect_stdout(sys.stderr):  # what an environment prints is no result
+        experiment = options.reopen(elsewhere)
+        run, acting, inputs = options.open(experiment)
+        result = make_evaluator(run.agent, run.env, options.episodes, **acting)(*inputs)
     figures = {
         "environment": environment_text(to_json(experiment.environment)),
         "episodes": options.episodes,
@@ -197,13 +199,14 @@ def report(options: ReportOptions) -> int:
         shared = "" if are_copies else os.path.commonpath([folder.parent for folder in folders])
         page = Path(shared) / "comparison.html"
     path = output_file(options.output, page, (".html", ".htm"))
-    write = partial(write_report, options.runs)
+    sources = [COPIES.get(run, run) for run in options.runs]  # an address is read at each version
+    write = partial(write_report, sources)
     if tournaments := list(filter(is_tournament, options.runs)):
         from podracer.reports.tournament import write_tournament_report
 
         if len(options.runs) > 1:
             raise ConfigError(f"{tournaments[0]} holds a tournament: report it alone.")
-        write = partial(write_tournament_report, tournaments[0])
+        write = partial(write_tournament_report, sources[0])
     print(write(path, options.every), flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         while options.every:

@@ -273,8 +273,10 @@ def check_types(config: Any) -> None:
             raise ConfigError(refusal(f"{type(config).__name__}.{field.name}", value, hint))
         if hint is OptimizerBuilder and not isinstance(value, Optimizer):
             _check_optimizer(type(config).__name__, value)
-        elif dataclasses.is_dataclass(value):
-            check_types(value)
+            continue
+        for part in value if isinstance(value, tuple) else (value,):
+            if dataclasses.is_dataclass(part):
+                check_types(part)
 
 
 def _check_optimizer(kind: str, optimizer: Any) -> None:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from podracer.arguments import typed
 from podracer.devices.mesh import POD, REPLICATED
 from podracer.drivers.exchange import is_due
 from podracer.drivers.state import TrainState
@@ -32,6 +33,7 @@ from podracer.types import PyTree
 # --- the rules, on arrays of NumPy or of JAX ------------------------------------------------------
 
 
+@typed
 @dataclasses.dataclass(frozen=True)
 class Range:
     """Interval of a hyperparameter's values. Raises `ConfigError` if it is empty."""

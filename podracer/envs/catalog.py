@@ -121,6 +121,13 @@ def make(name: str, **options: Any) -> Any:
             part = r",\1=VALUE" if isinstance(function, partial) else ":NAME"
             problem = re.sub(r".*missing .* argument: '(\w+)'", f"add {part}", problem)
             raise ConfigError(f"{name}: {problem}{remedy or '.'}") from error
+        except ConfigError as error:  # perhaps of an environment within, which got its options
+            parameters = inspect.signature(function).parameters
+            names = [key for key, x in parameters.items() if x.kind is not x.VAR_KEYWORD]
+            if not isinstance(error.__cause__, TypeError) or len(names) in (0, len(parameters)):
+                raise
+            prefix = name.partition(":")[0]
+            raise ConfigError(f"{error} {prefix} itself takes {', '.join(names)}.") from error
     if name.startswith("ALE/"):
         raise ConfigError(atari_remedy(name))
     if hint := package_of(name):

@@ -27,8 +27,8 @@ from podracer.recipes.sizes import Size, accelerator
 from podracer.recipes.update_rules import with_update_rule
 
 __all__ = [
-    "RECIPES", "Size", "accelerator", "accelerator_changes", "find", "options_of", "with_size",
-    "with_update_rule",
+    "RECIPES", "Size", "accelerator", "accelerator_changes", "find", "lender", "options_of",
+    "with_size", "with_update_rule",
 ]  # fmt: skip
 
 _FAMILIES = (atari, cartpole, catch, rules, memory, mujoco, pendulum)
@@ -74,6 +74,17 @@ def find(name: str, **options: Any) -> Experiment:
     return dataclasses.replace(experiment, recipe=name)
 
 
+def lender(recipe: Experiment | str | None, recorded: Any) -> Experiment | None:
+    """Return the experiment that lends a file its classes and objects, None if there is none.
+
+    It is the `recipe`, or the one of an installed package that has the name in the file.
+    """
+    name = str(recorded).removesuffix(SUFFIX)
+    if recipe is None and name in installed("recipes"):
+        recipe = name
+    return find(recipe) if isinstance(recipe, str) else recipe
+
+
 def options_of(name: str) -> dict[str, Any]:
     """Return the types of a recipe's own options by name, such as the `game` of `atari_impala`.
 
@@ -94,13 +105,14 @@ def accelerator_changes(name: str) -> Mapping[str, Any]:
 def with_size(experiment: Experiment, name: str, size: Size) -> Experiment:
     """Return the experiment of a recipe at a size, which its name shows from then on.
 
-    A recipe of one size stays as it is. Raises `ConfigError` for another word.
+    Raises `ConfigError` for another word, and where the recipe has one size, as a file has.
     """
     if size not in get_args(Size):
         raise ConfigError(f"`size` is {' or '.join(get_args(Size))}, not {size!r}.")
-    changes = accelerator_changes(name)
-    if size == "laptop" or not changes:
+    if size == "laptop" and not name.endswith(".json"):
         return experiment
+    if not (changes := accelerator_changes(name)):
+        raise ConfigError(f"{name} has one size: leave `size` out, or set `driver.num_envs`.")
     sized = experiment.with_fields(changes)
     return dataclasses.replace(sized, recipe=f"{experiment.recipe}{SUFFIX}")
 
@@ -119,12 +131,12 @@ def _parameters(name: str) -> dict[str, inspect.Parameter]:
 def _of_file(
     path: Path, environment: str | None = None, recipe: Experiment | str | None = None
 ) -> Experiment:
-    lender = find(recipe) if isinstance(recipe, str) else recipe
-    experiment = experiment_of(path, lender, environment)
+    recorded = read_config(path)["experiment"]
+    experiment = experiment_of(path, lender(recipe, recorded.get("recipe")), environment)
     if environment is None:
         return experiment
-    recorded = read_config(path)["experiment"]["environment"]
-    return dataclasses.replace(experiment, environment=recorded).with_environment(environment)
+    experiment = dataclasses.replace(experiment, environment=recorded["environment"])
+    return experiment.with_environment(environment)
 
 
 def _function(name: str) -> Callable[..., Experiment]:

@@ -45,8 +45,8 @@ MACHINE = (
 )
 
 
-def write_report(runs: Sequence[Path], file: Path, refresh: float = 0) -> Path:
-    """Write the report on run directories to a file, and return its path.
+def write_report(runs: Sequence[Path | str], file: Path, refresh: float = 0) -> Path:
+    """Write the report on runs, directories or addresses, to a file, and return its path.
 
     A browser that shows it loads it again every `refresh` seconds, if not 0.
     Raises `ConfigError` for a directory that holds no run and for files that cannot be read.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from podracer.io.addresses import local_run
 from podracer.io.paths import user_path
 from podracer.io.run_directory import write_bytes
 from podracer.io.text import redact
@@ -33,13 +34,13 @@ _NAMED = 24  # ancestors
 _ERRORS = "<p><small>Scores are mean returns &plusmn; their standard errors.</small></p>"
 
 
-def write_tournament_report(directory: Path, file: Path, refresh: float = 0) -> Path:
-    """Write the report on the tournament in `directory` to a file, and return its path.
+def write_tournament_report(directory: Path | str, file: Path, refresh: float = 0) -> Path:
+    """Write the report on the tournament in `directory`, or at an address, and return its path.
 
     A browser that shows it loads it again every `refresh` seconds, if not 0.
     Raises `ConfigError` if there is no tournament, `CheckpointError` if its log is damaged.
     """
-    directory, file = user_path(directory).resolve(), user_path(file)
+    directory, file = local_run(directory).resolve(), user_path(file)
     log = TournamentLog(read_events(directory))
     events.check_settings(log.state.header)
     head, rows = tournament_log.board_rows(log.state.board)

@@ -24,7 +24,6 @@ from podracer.errors import ConfigError
 from podracer.io import checkpoint as checkpoints
 from podracer.io.addresses import local_run
 from podracer.io.checkpoint import Choice, Restored
-from podracer.io.entry_points import installed
 from podracer.io.seal import CONFIG
 from podracer.policy import Policy
 from podracer.run import sweep
@@ -169,8 +168,5 @@ def reopen(
 
     Without `recipe` an installed package's is taken, if it has the name of the run's.
     """
-    if recipe is None and (name := recipe_name(directory)) in installed("recipes"):
-        recipe = name
-    if isinstance(recipe, str):
-        recipe = recipes.find(recipe)
-    return read_experiment(directory, recipe, environment)
+    lender = recipes.lender(recipe, recipe_name(directory))
+    return read_experiment(directory, lender, environment)

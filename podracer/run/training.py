@@ -95,9 +95,9 @@ def train(
     if run_dir is not None and resume:
         recorded, num_saved = recipe_name(run_dir), saved_devices(run_dir)
     if isinstance(experiment, str):
-        name, was_large = experiment, (recorded or "").endswith(recipes.SUFFIX)
-        default: recipes.Size = "accelerator" if was_large else "laptop"
-        experiment = recipes.with_size(recipes.find(name), name, size or default)
+        name, experiment = experiment, recipes.find(experiment)
+        if size or recorded == f"{experiment.recipe}{recipes.SUFFIX}":
+            experiment = recipes.with_size(experiment, name, size or "accelerator")
         environment = overrides.get("environment", experiment.environment)
         experiment = experiment.with_environment(environment)
     elif size is not None:

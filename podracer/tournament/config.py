@@ -19,6 +19,7 @@ from podracer.environment import evaluation_environment
 from podracer.errors import ConfigError
 from podracer.evaluate import MAX_EPISODES
 from podracer.fields import NO_FLAG, bounded, check_ranges
+from podracer.recipes import lender
 from podracer.run.callbacks import find_callbacks
 from podracer.run.setup import build
 from podracer.schedules import over_run
@@ -99,7 +100,6 @@ class Tournament:
                     f"`{name}` is for Ray clusters: add `engine=ray`, or leave it out."
                 )
         for pod, experiment in enumerate(self.experiments):
-            check_types(experiment)
             experiment.check()
             self._check_round(experiment)
             self.experiment_of(pod)
@@ -229,11 +229,13 @@ def restore_experiment(
     """Return an experiment from its JSON.
 
     `user_experiments` have agents, networks or environments of the user's own: the one of the same
-    name lends what no file can bring back. Raises `ConfigError` where that is missing.
+    name, or an installed package's, lends what no file can bring back. Raises `ConfigError` where
+    that is missing.
     """
-    lender = next((e for e in user_experiments if e.recipe == data["recipe"]), None)
-    kinds = KINDS if lender is None else {**KINDS, **kinds_of(lender)}
-    return from_json(of_this_version(data, kinds), kinds, lender)
+    recipe = next((e for e in user_experiments if e.recipe == data["recipe"]), None)
+    recipe = lender(recipe, data["recipe"])
+    kinds = KINDS if recipe is None else {**KINDS, **kinds_of(recipe)}
+    return from_json(of_this_version(data, kinds), kinds, recipe)
 
 
 def check_pods(tournament: Tournament, user_experiments: Sequence[Experiment]) -> None:

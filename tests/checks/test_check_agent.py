@@ -364,3 +364,9 @@ def test_the_agent_of_every_recipe_passes_as_it_is(name):
     except ConfigError as error:
         pytest.skip(str(error))  # needs a package, or the file of a rule
     check_agent(agent)
+
+
+@pytest.mark.parametrize("name", ["PPO", "DQN"])
+def test_a_part_of_an_observation_may_have_no_numbers(name):
+    observation = {"a": ArraySpec((3,)), "b": ArraySpec((0,))}
+    check_agent(Blueprint(AGENTS[name](), EnvironmentSpec("walk", observation, Discrete(2))))

@@ -41,6 +41,12 @@ class Outside(Walk):
         return super().observe() + np.float32(7)
 
 
+class Loud(Walk):
+    def observe(self):
+        print("loud")
+        return super().observe()
+
+
 class Clock(Walk):
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
 
@@ -325,6 +331,10 @@ def test_the_command_reports_and_exits(capsys, monkeypatch, tmp_path):
     assert "counter: usable" in capsys.readouterr().out
     assert exit_code("check", "test_check:WithoutSeed", "--json") == 78
     assert not json.loads(capsys.readouterr().out)["usable"]
+    assert exit_code("check", "test_check:Loud", "--json") == 0
+    out, error = capsys.readouterr()
+    assert json.loads(out)["usable"]
+    assert "loud" in error
     assert exit_code("check", "gymnasium:NoSuch-v0") == 78
     assert "no environment 'NoSuch-v0'" in capsys.readouterr().out
     assert exit_code("check", "no_module_here:Walk") == 78

@@ -29,6 +29,7 @@ from podracer.cli.resume import free_settings
 from podracer.cli.settings import settings_of
 from podracer.cli.train import TrainOptions
 from podracer.config.serialization import to_json
+from podracer.envs import catalog
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.exits import exit_on_stop
 from podracer.io.seal import read_sealed_json, seal_json
@@ -623,6 +624,17 @@ def test_a_file_of_the_run_is_not_overwritten(command, run, outcome):
     code, text = outcome(command, run, "--out", run / "config.json")
     assert code == 78, text
     assert (run / "config.json").read_bytes() == before
+
+
+def test_what_an_environment_prints_does_not_spoil_the_figures_of_eval(run, monkeypatch, capfd):
+    entry = catalog.ENVIRONMENTS["catch"]
+    loud = entry._replace(make=lambda: print("loud") or entry.make())
+    monkeypatch.setitem(catalog.ENVIRONMENTS, "catch", loud)
+    with pytest.raises(SystemExit, match="0"):
+        main(["eval", str(run), "--episodes", "4", "--json"])
+    out, error = capfd.readouterr()
+    assert json.loads(out)["episodes"] == 4
+    assert "loud" in error
 
 
 def test_a_device_is_not_replaced(run, outcome, tmp_path):

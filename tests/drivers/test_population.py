@@ -286,3 +286,15 @@ def test_ranges_are_drawn_evenly_on_their_scale():
 def test_what_cannot_be_read_is_refused(vary, draws, words):
     with pytest.raises(ConfigError, match=words):
         sweep.make_pods(read_spaces(vary), [0], draws)
+
+
+@pytest.mark.parametrize(
+    ("pod", "words"),
+    [
+        (Pod(1, Hyperparameter("learning_rate", 1e-3)), "Pod.hyperparameters cannot be an object"),
+        (Pod(1, (Hyperparameter(3, 1e-3),)), "Hyperparameter.name cannot be 3"),
+    ],
+)
+def test_a_pod_of_other_types_is_refused(pod, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        podracer.train("catch_a2c", pods=(pod,), run_dir=tmp_path / "run")

@@ -404,7 +404,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, words: tuple[str
             "cartpole: there is no option 'winds': choose one of resets_per_step,",
         ),
         ("probe:memory,reset=1", "probe:memory: there is no option 'reset': did you mean"),
-        ("lifetimes:catch,wind=1", "catch: there is no option 'wind'."),
+        ("lifetimes:catch,wind=1", "catch: there is no option 'wind'. lifetimes itself takes"),
         ("cart:", "cart: add :NAME."),
     ],
 )

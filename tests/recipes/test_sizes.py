@@ -39,6 +39,14 @@ def test_a_flag_takes_a_size_and_others_change_it():
     assert (experiment.recipe, experiment.driver) == ("catch_accelerator", expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "size"), [("catch_disco", "accelerator"), ("runs/large/best.json", "laptop")]
+)
+def test_a_size_that_a_recipe_has_not_is_refused(name, size):
+    with pytest.raises(ConfigError, match=f"{name} has one size: leave `size` out"):
+        recipes.with_size(recipes.find("catch"), name, size)
+
+
 # --- in Python ------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from child import exit_code, records
 import podracer
 from podracer import recipes
 from podracer.cli.main import main
-from podracer.cli.recipe_flags import find_experiment, parse_experiment
+from podracer.cli.recipe_flags import find_experiment, own_recipe, parse_experiment
 from podracer.cli.train import TrainOptions
 from podracer.config.serialization import from_json, to_json
 from podracer.io.checkpoint import fingerprint
@@ -25,6 +25,7 @@ from podracer.io.differences import differences
 from podracer.names import NO_FLAG
 from podracer.run.callbacks import Function, Writers
 from podracer.run.loop import Run, Wish
+from podracer.tournament.config import restore_experiment
 
 pytestmark = pytest.mark.usefixtures("shared")  # what is patched is not traced
 
@@ -289,6 +290,18 @@ def test_files_name_the_classes_that_an_installed_package_declares(installed_pac
     path.write_text(json.dumps({"experiment": experiment}))
     read = recipes.find(str(path)).agent
     assert (type(read).__name__, read.waist, read.network.extra) == ("Narrow", 2, 5)
+
+
+@pytest.mark.parametrize("size", ["", "_accelerator"])
+def test_files_need_no_recipe_where_an_installed_package_has_one_of_their_name(
+    size, installed_package
+):
+    mine = dataclasses.replace(recipes.find("line_a2c"), recipe=f"line_a2c{size}")
+    path = installed_package / "best.json"
+    path.write_text(json.dumps({"experiment": to_json(mine)}))
+    assert recipes.find(str(path)) == mine
+    assert restore_experiment(to_json(mine), ()) == mine
+    assert (own_recipe("line_a2c"), own_recipe("lab.line:line_a2c")) == (None, "lab.line:line_a2c")
 
 
 CATCH = dataclasses.replace(

@@ -661,6 +661,17 @@ def test_a_tournament_that_was_killed_before_its_first_line_may_begin(
         command_line.tournament(arguments)
 
 
+def test_the_command_on_the_best_pod_names_its_own_recipe(tmp_path, monkeypatch, capsys):
+    names, best = ("mine:a2c", "mine:ppo"), tmp_path / "pods" / "p0r0"
+    monkeypatch.setattr(command_line, "run_tournament", lambda *_: 130)
+    monkeypatch.setattr(command_line, "best_run", lambda _: best)
+    monkeypatch.setattr(command_line, "recipe_name", {best: "ppo"}.get)
+    assert command_line.run_on_terminal(TOURNAMENT, tmp_path, names) == 130
+    _, of_best, _, resume = capsys.readouterr().out.splitlines()
+    assert of_best.endswith(f"podracer eval {best} --recipe mine:ppo")
+    assert resume.endswith(f"podracer resume {tmp_path} --recipe mine:a2c,mine:ppo")
+
+
 @pytest.mark.figure(16)
 @pytest.mark.parametrize(
     "changes",

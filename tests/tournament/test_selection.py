@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from standings import entry, ranking, stand
 
 from podracer.drivers.selection import Range
+from podracer.errors import ConfigError
 from podracer.tournament.events import (
     Absent,
     Event,
@@ -79,6 +80,14 @@ def assert_close(found: Mapping[str, float], expected: Mapping[str, float]) -> N
 
 
 FOUR = [entry(0, 1.0), entry(1, 4.0), entry(2, 2.0), entry(3, 3.0)]  # best: 1, 3, 2, 0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "field"), [("a", 1.0, "low"), (1e-3, None, "high"), (0.0, True, "high")]
+)
+def test_the_ends_of_a_range_are_numbers(low, high, field):
+    with pytest.raises(ConfigError, match=f"Range.{field} cannot be .*: it must be a number"):
+        Range("x", low, high)
 
 
 def test_independent_goes_on_with_its_own() -> None:

@@ -29,7 +29,7 @@ KINDS: dict[str, Callable[[Path, Contents], Copy]] = {
     "run": RunCopy,
     "tournament": TournamentCopy,
 }
-_READ: dict[Any, Path] = {}  # directories of copies, by what they are copies of
+_READ: dict[tuple[str, Choice | None], tuple[dict[str, Any], Path]] = {}  # contents and copies
 _ROUND = re.compile(r"(.+)/(pods/p[0-9]+r[0-9]+)")
 
 
@@ -104,13 +104,17 @@ def read_copy(address: str, choice: Choice | None, report: Report = print_stderr
     """Return the directory of a copy to be read, which is deleted with the process.
 
     It has the checkpoint of the choice, none without one. Of a tournament it has the log alone. It
-    is brought once, and again where the store has changed.
+    is brought once, and again where the store has changed: then the former copy is deleted.
     """
     contents = _contents_to_read(address)
-    version = address, choice, frozenset(contents.parts.items())
-    if version not in _READ:
-        _READ[version] = _bring(address, contents, choice, report)
-    return _READ[version]
+    version, copy = _READ.get((address, choice), (None, None))
+    if copy is None or version != contents.parts:
+        version, former = dict(contents.parts), copy
+        copy = _bring(address, contents, choice, report)
+        _READ[address, choice] = version, copy
+        if former is not None:
+            shutil.rmtree(former.parent, ignore_errors=True)
+    return copy
 
 
 def _bring(address: str, contents: Contents, choice: Choice | None, report: Report) -> Path:

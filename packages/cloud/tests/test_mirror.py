@@ -30,6 +30,8 @@ from stores import (
     use,
 )
 
+from podracer.cli.arguments import parse
+from podracer.cli.runs import ReportOptions, report
 from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io.addresses import local_run
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
@@ -185,6 +187,30 @@ def test_a_program_that_reads_a_run_again_sees_what_was_saved_since(run, address
         with Run(run, address) as it:
             it.save(step)
         assert stored_fingerprint(local_run(address, "newest"))[0] == step
+
+
+def test_a_report_that_is_written_again_reads_the_address_again(
+    run, address, tmp_path, monkeypatch
+):
+    copies = []
+
+    def write(runs, file, every):
+        copies.append(local_run(runs[0]))
+        return file
+
+    def save_or_stop(seconds):
+        if len(copies) == 2:
+            raise KeyboardInterrupt
+        with Run(run, address) as it:
+            it.save(2)
+
+    monkeypatch.setattr("podracer.reports.run.write_report", write)
+    monkeypatch.setattr("podracer.cli.runs.time", types.SimpleNamespace(sleep=save_or_stop))
+    monkeypatch.chdir(tmp_path)
+    with Run(run, address) as it:
+        it.save(1)
+    assert report(parse(ReportOptions, "report", [address, "--every", "1"])) == 0
+    assert [copy.exists() for copy in copies] == [False, True]
 
 
 def normal(operation, name, call):

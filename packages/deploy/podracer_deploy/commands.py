@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import json
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -46,16 +47,17 @@ def export(arguments: Sequence[str]) -> int:
     suffix = SUFFIXES[options.format]
     path = output_file(options.output, output_folder(options.run) / f"policy{suffix}", (suffix,))
     use_compilation_cache()
-    experiment = options.reopen()
-    result = export_policy(
-        options.run,
-        path,
-        format=options.format,
-        sampled=options.policy == "sampled",
-        recipe=experiment,
-        pod=options.pod,
-        checkpoint=options.checkpoint,
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # what an environment prints is no result
+        experiment = options.reopen()
+        result = export_policy(
+            options.run,
+            path,
+            format=options.format,
+            sampled=options.policy == "sampled",
+            recipe=experiment,
+            pod=options.pod,
+            checkpoint=options.checkpoint,
+        )
     if options.json:
         print(json.dumps(_figures(result)))
     else:

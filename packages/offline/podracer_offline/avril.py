@@ -152,7 +152,7 @@ class _AVRIL:
         is_known = (~following.last).at[-1].set(False)  # the next action
         mask = trajectory.valid() & (is_known | (following.discount == 0))
         pairs = (steps.timestep.observation, steps.action)
-        observation, action = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), pairs)
+        observation, action = jax.tree.map(lambda x: x.reshape(mask.size, *x.shape[2:]), pairs)
 
         policy = Categorical(self.action_values(params.critic, observation))
         q = value_based.at_action(policy.logits, action).reshape(mask.shape)

@@ -25,6 +25,7 @@ from podracer.io.text import REDACTED
 from podracer.types import ArraySpec, EnvironmentSpec, TimeStep
 from podracer_offline.dataset import Dataset, Rows
 from podracer_offline.records import Record, replayed, require_student
+from podracer_offline.teacher import DAgger
 
 
 @struct
@@ -57,6 +58,11 @@ class DataEnvironment:
     def check_agent(self, agent: Agent, experiment: Experiment) -> None:
         """Raise `ConfigError` for an agent that would act, and for what ranks pods by returns."""
         require_student(agent)
+        if isinstance(experiment.agent, DAgger):
+            raise ConfigError(
+                "DAgger learns where its own actions lead, which no data set shows: take "
+                '`environment="taught:RUN"`, or another agent, such as Cloning.'
+            )
         if isinstance(experiment.exchange, Selection):
             raise ConfigError(
                 "selection ranks pods by their training returns, which are those of the data set: "

@@ -178,7 +178,8 @@ class _IQL:
             mask=trajectory.valid().astype(jnp.float32),
             weight=jnp.ones_like(following.reward),
         )
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), transition)
+        num_items = transition.mask.size  # a leaf without numbers does not tell it
+        return jax.tree.map(lambda x: x.reshape(num_items, *x.shape[2:]), transition)
 
     def loss(
         self, params: Parts, target_params: tuple[Params, ...], transition: Transition

@@ -28,7 +28,7 @@ from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
 from podracer.run.setup import make_driver
-from podracer_offline import Cloning, Dataset, record_episodes, replay
+from podracer_offline import Cloning, DAgger, Dataset, record_episodes, replay
 
 END = np.array([0, 0, 1, 0, 1, 1, 0, 0, 0, 1], bool)  # lengths 3, 2, 1, 4
 CUT = np.array([0, 0, 0, 0, 1, 0, 0, 0, 0, 1], bool)  # of the second and of the last one
@@ -184,6 +184,13 @@ def test_what_fits_no_data_set_is_not_unpacked(name, message, tmp_path):
 
 
 # --- replay ---------------------------------------------------------------------------------------
+
+
+def test_a_data_set_refuses_an_agent_that_is_taught_where_it_goes():
+    experiment = types.SimpleNamespace(agent=DAgger())
+    env = replay(dataset())
+    with pytest.raises(ConfigError, match="which no data set shows"):
+        env.check_agent(experiment.agent.build(env.spec), experiment)
 
 
 def test_a_file_decides_no_import(tmp_path):

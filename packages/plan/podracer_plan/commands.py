@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -63,7 +65,8 @@ def compile_programs(arguments: Sequence[str]) -> int:
     )
     from podracer_plan.compiled import compile_run, show
 
-    run = compile_run(experiment, target)
+    with contextlib.redirect_stdout(sys.stderr):  # what an environment prints is no result
+        run = compile_run(experiment, target)
     print(json.dumps(run.to_json()) if options.json else show(run))
     return 0
 
@@ -82,13 +85,14 @@ def plan(arguments: Sequence[str]) -> int:
 
     if options.device_bytes is not None:
         target = dataclasses.replace(target, usable_bytes=int(options.device_bytes))
-    result = make_plan(
-        experiment,
-        target,
-        seconds=options.measure,
-        steps_per_second=options.steps_per_second,
-        price=options.price,
-    )
+    with contextlib.redirect_stdout(sys.stderr):
+        result = make_plan(
+            experiment,
+            target,
+            seconds=options.measure,
+            steps_per_second=options.steps_per_second,
+            price=options.price,
+        )
     if options.json:
         print(json.dumps(result.to_json()))
     else:

@@ -131,7 +131,7 @@ def kind_named(name: str) -> Kind:
     if base not in KINDS:
         raise ConfigError(
             f"There is no target {name!r}: {nearest(base, ['here', *KINDS])} "
-            f"(targets are here, {', '.join(KINDS)}, with a shape such as {_FORMS}.)"
+            f"A shape may follow, as in {_FORMS}."
         )
     package, extra = _PACKAGES[KINDS[base].platform]
     if not _is_installed(package):

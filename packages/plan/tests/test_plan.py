@@ -314,6 +314,7 @@ def test_a_plan_says_whether_it_fits_and_what_it_costs(outcome):
         (("plan", "catch", "--device-bytes", "-1"), "--device-bytes must lie in"),
         (("plan", "catch", "--steps-per-second", "1e-9"), "--steps-per-second must lie in"),
         (("plan", "catch", "--target", "h1000"), "no target 'h1000': did you mean h100"),
+        (("plan", "catch", "--target", "x1"), "tpu-v6e. A shape may follow, as in `h100`"),
         (("compile", "cartpole_sebulba", "--arch", "anakin"), "runs on the host"),
         (("compile", "catch", "--devices", "3"), "in a new run 126 or 129"),
     ],

@@ -50,7 +50,7 @@ def shuffle(
         items. Raises `ConfigError` where N items cannot be split evenly.
     """
     if not jax.tree.leaves(batch.carry):
-        batch = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
+        batch = jax.tree.map(lambda x: x.reshape(1, batch.valid.size, *x.shape[2:]), batch)
     num_items, num_minibatches = batch.valid.shape[1], settings.num_minibatches
     if num_items % num_minibatches:
         raise ConfigError(

@@ -412,6 +412,7 @@ def run_fork_server(control_descriptor: int, memory: int) -> None:
     setup: WorkerSetup = pickle.load(sys.stdin.buffer)
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
+    os.dup2(2, 1)  # stdout is the command's own
     shared = map_shared_memory(memory, setup)
     os.close(memory)
     make, problem, pids, server_pid = None, "", {}, os.getpid()

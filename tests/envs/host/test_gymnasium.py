@@ -373,6 +373,18 @@ def test_equals_a_plain_loop(batches, workers, seed, start):
     assert not any(batch.faults.values())
 
 
+class Loud(Walk):
+    def reset(self, *, seed=None, options=None):
+        print("loud", flush=True)
+        return super().reset(seed=seed)
+
+
+def test_what_a_worker_prints_does_not_reach_stdout(batches, capfd):
+    batches(Loud, 1, 1).reset(0, np.arange(1), 0)
+    out, error = capfd.readouterr()
+    assert (out, error.count("loud")) == ("", 1)
+
+
 def test_rows_do_not_depend_on_the_others(batches):
     wide, narrow = batches("CartPole-v1", 4, 1), batches("CartPole-v1", 2, 2)
     wide.reset(3, np.arange(4), 0)
