@@ -161,6 +161,13 @@ def test_games_of_self_play_begin_with_random_moves_that_end_none():
     boards = np.asarray(jax.vmap(full)(keys)[1].observation["board"]).reshape(512, 9, 2)
     assert not any(wins(board[:, player]) for board in boards for player in (0, 1))
     assert boards.sum((1, 2)).max() == 8
+    for number, words in (
+        ("2.5", "be a whole number"),
+        ("true", "be a whole number"),
+        ("-1", "be at least 0"),
+    ):
+        with pytest.raises(ConfigError, match=f"opening_moves must {words}"):
+            make(f"game:tic_tac_toe,opponent=self,opening_moves={number}")
 
 
 @pytest.mark.parametrize(
