@@ -216,6 +216,12 @@ def test_a_file_decides_no_import(tmp_path):
         make(f"data:{path}")
 
 
+def test_a_file_is_read_without_its_environment(tmp_path):
+    """Which may not be installed."""
+    (tmp_path / "data.npz").write_bytes(dataset(environment="nowhere:1").encode())
+    assert make(f"data:{tmp_path}/data.npz,environment=").environment is None
+
+
 @pytest.mark.parametrize("has_finals", [True, False])
 def test_a_replay_has_the_transitions_of_the_data_set_and_no_others(has_finals):
     """The action is a data set's, so its transitions are found by it."""
