@@ -22,6 +22,7 @@ from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.ops.returns import lambda_returns
 from podracer.types import ACTION_MASK, EnvironmentSpec, TimeStep
+from podracer_games.alphazero import AlphaZero
 
 pgx = pytest.importorskip("pgx")
 pytestmark = [
@@ -191,6 +192,13 @@ def test_whether_turns_alternate(game):
     else:
         with pytest.raises(ConfigError, match="may move twice in a row"):
             check_agent(agent)
+
+
+@pytest.mark.parametrize("game", ["kuhn_poker", "leduc_holdem"])
+def test_no_search_sees_the_other_players_cards(game):
+    spec = make(f"model:game:{game},opponent=self").spec
+    with pytest.raises(ConfigError, match="would see the cards of both players"):
+        AlphaZero().build(spec)
 
 
 def test_muzero_plans_for_two_players():
