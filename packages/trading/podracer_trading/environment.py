@@ -29,7 +29,7 @@ from podracer_trading.synthetic import synthetic_market, wave_market
 
 MAX_START_SHARES = 64  # a random start holds fewer shares of each ticker than this
 CASH_RANGE = (0.95, 1.05)  # range of its cash, as a factor of the configured cash
-_SCALES = {"high": 1e12, "exclusive": True}
+_SCALES: dict[str, Any] = {"high": 1e12, "exclusive": True}
 
 
 class PeriodData(NamedTuple):
