@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.fields import struct
+from podracer.fields import bounded, check_ranges, struct
 from podracer.types import ArraySpec, Continuous, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
@@ -56,7 +56,10 @@ class BitFlipping:
     episode returns -n if and only if it fails.
     """
 
-    bits: int = 20
+    bits: int = bounded(20, low=1)
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "bit_flipping")
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -98,8 +101,11 @@ class Reach:
     steps are a time-out.
     """
 
-    tolerance: float = 0.1
-    max_steps: int = 50
+    tolerance: float = bounded(0.1)
+    max_steps: int = bounded(50, low=1)
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "point_reach")
 
     @property
     def spec(self) -> EnvironmentSpec:

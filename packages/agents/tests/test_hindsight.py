@@ -129,6 +129,12 @@ def test_what_an_environment_of_goals_does_not_take_is_refused(name):
         make(name)
 
 
+@pytest.mark.parametrize("bits", ["0", "2.5", "many", "true"])
+def test_a_number_of_bits_is_a_whole_one(bits):
+    with pytest.raises(ConfigError, match=r"bit_flipping\.bits must be "):
+        make(f"bit_flipping,bits={bits}")
+
+
 def test_the_point_reaches_goals_within_its_tolerance():
     reach = Reach()
     achieved = jnp.array([[0.0, 0.0], [0.0, 0.05], [0.2, 0.0]])

@@ -42,6 +42,7 @@ from podracer.types import (
     TimeStep,
     Trajectory,
 )
+from podracer_games.opponents import HIDDEN_CARDS
 
 
 @struct
@@ -78,6 +79,11 @@ class AlphaZero(PlanningSettings, EpochSettings):
             raise ConfigError(
                 f"AlphaZero plans in the environment itself, and {spec.name} does not show its "
                 f'state: take `environment="model:{spec.name}"`.'
+            )
+        if spec.name.removeprefix("game:") in HIDDEN_CARDS:
+            raise ConfigError(
+                f"AlphaZero would see the cards of both players in {spec.name}: take an agent "
+                "without a model, such as PPO."
             )
         model = spec.extension
         network = off_policy.require_feed_forward(

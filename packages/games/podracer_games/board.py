@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.common import strongly_typed
 from podracer.errors import ConfigError
+from podracer.fields import bounded, check_ranges
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
 from podracer_games import one_player
 from podracer_games.one_player import Pgx, observe
@@ -127,12 +128,11 @@ class SelfPlay:
 
     name: str
     evaluation_opponent: Opponent = random_move
-    opening_moves: int = 0
+    opening_moves: int = bounded(0)
 
     def __post_init__(self) -> None:
+        check_ranges(self, "")
         load_game(self.name)
-        if not (isinstance(self.opening_moves, int) and self.opening_moves >= 0):
-            raise ConfigError(f"opening_moves must be at least 0, but it is {self.opening_moves}.")
 
     @property
     def spec(self) -> EnvironmentSpec:

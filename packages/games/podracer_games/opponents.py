@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from podracer.errors import ConfigError
 from podracer.types import PyTree
 
+HIDDEN_CARDS = ("kuhn_poker", "leduc_holdem")  # games whose state has what a player must not see
 # A function of a key, a game of pgx and its state that returns a legal action, i32 [].
 Opponent = Callable[[jax.Array, Any, PyTree], jax.Array]
 
@@ -83,7 +84,7 @@ def action_values(game: Any, state: PyTree, plies: int) -> jax.Array:
 
 
 def _require_no_chance(game: str) -> None:
-    if game in ("backgammon", "kuhn_poker", "leduc_holdem"):
+    if game in ("backgammon", *HIDDEN_CARDS):
         raise ConfigError(
             f"minimax cannot look ahead in {game}, where dice or hidden cards decide: take "
             "`random`."

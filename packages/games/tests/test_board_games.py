@@ -22,6 +22,7 @@ from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.ops.returns import lambda_returns
 from podracer.types import ACTION_MASK, EnvironmentSpec, TimeStep
+from podracer_games.alphazero import AlphaZero
 
 pgx = pytest.importorskip("pgx")
 pytestmark = [
@@ -161,6 +162,13 @@ def test_games_of_self_play_begin_with_random_moves_that_end_none():
     boards = np.asarray(jax.vmap(full)(keys)[1].observation["board"]).reshape(512, 9, 2)
     assert not any(wins(board[:, player]) for board in boards for player in (0, 1))
     assert boards.sum((1, 2)).max() == 8
+    for number, words in (
+        ("2.5", "be a whole number"),
+        ("true", "be a whole number"),
+        ("-1", "be at least 0"),
+    ):
+        with pytest.raises(ConfigError, match=f"opening_moves must {words}"):
+            make(f"game:tic_tac_toe,opponent=self,opening_moves={number}")
 
 
 @pytest.mark.parametrize(
@@ -184,6 +192,13 @@ def test_whether_turns_alternate(game):
     else:
         with pytest.raises(ConfigError, match="may move twice in a row"):
             check_agent(agent)
+
+
+@pytest.mark.parametrize("game", ["kuhn_poker", "leduc_holdem"])
+def test_no_search_sees_the_other_players_cards(game):
+    spec = make(f"model:game:{game},opponent=self").spec
+    with pytest.raises(ConfigError, match="would see the cards of both players"):
+        AlphaZero().build(spec)
 
 
 def test_muzero_plans_for_two_players():

@@ -8,7 +8,7 @@ import numpy as np
 
 from podracer.policy import Policy, add_start
 from podracer.types import Continuous
-from podracer_offline.dataset import Dataset
+from podracer_offline.dataset import LOG, Dataset
 from podracer_offline.records import with_recorded_action
 
 
@@ -20,7 +20,8 @@ def agreement(policy: Policy, data: Dataset, tolerance: float = 0.05) -> float:
     `tolerance`, in halves of the action range. Raises `ConfigError` where the data set cannot be of
     the policy's environment.
     """
-    space, data = policy.spec.action, data.check(policy.spec)
+    # The bounds of a log are its extremes, and another part of it has its own.
+    space, data = policy.spec.action, data.check(policy.spec, bounds=policy.spec.name != LOG)
     policy, ends = policy.copy(), data.ends
     starts = np.concatenate([[0], ends[:-1] + 1])
     lengths, count = ends - starts + 1, 0

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
+from podracer.arguments import typed
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.io.npz import DAMAGE, read_header, unpack
@@ -30,6 +31,7 @@ from podracer.types import (
     leaves_by_path,
 )
 
+LOG = "data"  # name of an environment that nobody knows
 _COLUMNS = ("action", "reward", "terminal", "timeout")
 # Names in files of D4RL, and in common files of Minari's arrays.
 _ALIASES = {
@@ -99,7 +101,8 @@ class Dataset:
         object.__setattr__(self, "timeout", self.timeout & ~self.terminal)
         for name in ("observation", "action", "reward", "final_observation", "distribution"):
             value = getattr(self, name)
-            if any(isinstance(leaf, dict | tuple | list) for leaf in _leaves(value)):
+            is_missing = value is None and name not in ("final_observation", "distribution")
+            if is_missing or any(isinstance(x, dict | tuple | list) for x in _leaves(value)):
                 raise ConfigError(
                     f"{name} of the data set must be an array, or a dictionary of arrays."
                 )
@@ -136,11 +139,11 @@ class Dataset:
             sha.update(np.ascontiguousarray(array).data)
         return sha.hexdigest()
 
+    @typed
     def split(self, fraction: float, seed: int = 0) -> tuple[Dataset, Dataset]:
         """Return two data sets, with a share of the episodes, drawn with `seed`, and the others."""
         count = len(self.ends)
-        size = round(fraction * count)
-        if not 0 < size < count:
+        if not 0 < fraction < 1 or not 0 < (size := round(fraction * count)) < count:
             raise ConfigError(
                 f"a share of {fraction} of {count} episodes leaves one part without any: take a "
                 "share in (0, 1), or more episodes."
@@ -274,17 +277,26 @@ class Dataset:
         observation, action = _row_specs(self.observation), self.action
         if action.dtype.kind != "f":
             sizes = np.max(action, axis=0).astype(np.int64) + 1
-            if action.ndim == 1 and self.distribution is not None:
-                sizes = self.distribution.shape[-1]
+            widths = self.distribution, action_mask(self.observation)
+            choices = [x.shape[-1] for x in widths if x is not None]
+            if action.ndim == 1 and choices:  # also those that never occur
+                sizes = choices[0]
             space = Discrete(int(sizes)) if action.ndim == 1 else MultiDiscrete(tuple(sizes))
         else:
-            space = Continuous(tuple(action.min(axis=0)), tuple(action.max(axis=0)))
-        return EnvironmentSpec("data", observation, space)
+            low, high = action.min(axis=0), action.max(axis=0)
+            for place in np.flatnonzero(low == high)[:1]:
+                raise ConfigError(
+                    f"coordinate {place} of the data set's actions is always {low[place]:g}, so "
+                    "its bounds are unknown: leave it out, or name the environment."
+                )
+            space = Continuous(tuple(low), tuple(high))
+        return EnvironmentSpec(LOG, observation, space)
 
-    def check(self, spec: EnvironmentSpec) -> Dataset:
+    def check(self, spec: EnvironmentSpec, *, bounds: bool = True) -> Dataset:
         """Return the transitions as an environment can have them, or raise `ConfigError`.
 
-        Actions that are one rounding away from a bound, on either side, are at it.
+        Actions that are one rounding away from a bound, on either side, are at it. Without `bounds`
+        they may lie beyond them, or be forbidden.
         """
         parts = {"observation": self.observation}
         if self.final_observation is not None:
@@ -303,8 +315,9 @@ class Dataset:
         if self.distribution is not None:
             size = 2 * space.size if isinstance(space, Continuous) else sum(space.components)
             _check_like("distribution", self.distribution, ArraySpec((size,)), f"{spec.name}'s")
-        action = _checked_actions(self.action, spec)
-        _check_allowed(action, self.observation, space)
+        action = _checked_actions(self.action, spec, bounds)
+        if bounds:
+            _check_allowed(action, self.observation, space)
         same = action is self.action or np.array_equal(action, self.action)
         return self if same else dataclasses.replace(self, action=action)
 
@@ -474,7 +487,7 @@ def _check_like(name: str, arrays: PyTree, expected: PyTree, owner: str) -> None
             raise ConfigError(f"{name}{path} of the data set is {has}, not {needs} as {owner}.")
 
 
-def _checked_actions(action: np.ndarray, spec: EnvironmentSpec) -> np.ndarray:
+def _checked_actions(action: np.ndarray, spec: EnvironmentSpec, bounds: bool) -> np.ndarray:
     """Return actions of an environment, those next to a bound at it. Raises `ConfigError`."""
     space = spec.action
     if isinstance(space, Continuous):
@@ -488,7 +501,7 @@ def _checked_actions(action: np.ndarray, spec: EnvironmentSpec) -> np.ndarray:
         shape = (len(space.components),) if isinstance(space, MultiDiscrete) else ()
         _check_like("action", action, ArraySpec(shape, np.int32), f"{spec.name}'s")
         is_invalid = (action < 0) | (action >= np.asarray(space.components).reshape(shape))
-    if is_invalid.any():
+    if bounds and is_invalid.any():
         row = int(np.argwhere(is_invalid)[0][0])
         # The digits that a number in 32 bits has, as its source may have written it.
         numbers = np.array2string(action[row], 10**6, separator=", ", floatmode="unique")

@@ -93,8 +93,8 @@ class DataEnvironment:
 def data(name: str, environment: str | None = None, **options: Any) -> DataEnvironment:
     """Return the environment that replays the data set in a file, or Minari's `minari:ID`.
 
-    `environment` names the one that it comes from, by default as the file does; `options` are its
-    own, such as a secret, which no file has.
+    `environment` names the one that it comes from, by default as the file does, and "" none;
+    `options` are its own, such as a secret, which no file has.
     """
     kind, _, id = name.partition(":")
     dataset = _minari(id) if kind == "minari" else Dataset.load(user_path(name))
@@ -103,7 +103,7 @@ def data(name: str, environment: str | None = None, **options: Any) -> DataEnvir
             f"{name} comes from {dataset.environment!r}, which imports the module {module!r}, and "
             f"a file does not decide that: add `,environment={dataset.environment}`."
         )
-    source = environment or dataset.environment
+    source = dataset.environment if environment is None else environment
     parts = (part.partition("=") for part in source.split(","))
     if missing := {key for key, _, value in parts if REDACTED in value} - options.keys():
         raise ConfigError(

@@ -31,6 +31,7 @@ from podracer.agent import (
     policy_params,
 )
 from podracer.agents.common import off_policy
+from podracer.arguments import typed
 from podracer.devices.reductions import global_grad
 from podracer.environment import Environment, evaluation_environment, wrap_features
 from podracer.envs import make
@@ -196,6 +197,7 @@ def without_keys(observation: PyTree, keys: tuple[str, ...]) -> PyTree:
     return {name: x for name, x in observation.items() if name not in keys}
 
 
+@typed
 def taught(name: str, environment: str = "", hidden: str = "") -> Taught:
     """Show what the policy of a run would do: taught:RUN,hidden=KEY."""
     return teach(Path(name), environment or None, tuple(filter(None, hidden.split("+"))))

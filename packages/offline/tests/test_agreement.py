@@ -60,6 +60,22 @@ def test_agreement_is_the_share_of_equal_actions(name):
         agreement(policy, dataclasses.replace(data, observation=observation[:, :1]))
 
 
+@pytest.mark.parametrize("actions", [np.linspace(-3, 3, 8)[:, None], np.arange(8)])
+def test_a_part_of_a_log_may_have_actions_that_the_other_lacks(actions):
+    """Nobody knows the bounds of a log, so they are the extremes of what was learned from."""
+    log = Dataset(
+        observation=np.zeros((8, 2), np.float32),
+        action=actions,
+        reward=np.zeros(8),
+        terminal=np.ones(8, bool),
+        timeout=np.zeros(8, bool),
+    )
+    keep = np.arange(8) < 6
+    lessons, exam = log._episodes(keep), log._episodes(~keep)
+    agent = A2C(network=network()).build(lessons.spec)
+    assert agreement(Policy(agent, agent.init(jax.random.key(0), 1)), exam) == 0
+
+
 @struct
 class LastAction:
     last_action: jax.Array

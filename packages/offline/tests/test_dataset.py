@@ -101,6 +101,29 @@ def test_a_data_set_has_the_returns_of_its_episodes_and_splits_by_episode():
         data.split(1.0)
 
 
+def test_a_log_has_all_actions_of_its_mask():
+    """Also those that never occur."""
+    seen = {"x": np.ones((10, 2)), "action_mask": np.ones((10, 5), bool)}
+    log = dataset(observation=seen, final_observation=None)
+    assert log.spec.action == podracer.Discrete(5)
+    with pytest.raises(ConfigError, match="action 5 of the data set, 5, is none of data"):
+        replay(dataclasses.replace(log, action=np.arange(10)))
+
+
+@pytest.mark.parametrize(
+    ("make_it", "words"),
+    [
+        (lambda: replay(dataset(action=np.eye(10)[:, :2] * [1, 0])), "coordinate 1 of .* always 0"),
+        (lambda: dataset(reward=None), "reward of the data set must be an array"),
+        (lambda: dataset().split("0.5"), "fraction cannot be '0.5': it must be a number"),
+        (lambda: dataset().split(float("nan")), "leaves one part without any"),
+    ],
+)
+def test_what_is_no_log_or_share_of_one_is_refused(make_it, words):
+    with pytest.raises(ConfigError, match=words):
+        make_it()
+
+
 def test_a_file_holds_the_data_set(tmp_path):
     pairs = {"x": np.ones((10, 2), np.float32), "y": np.zeros((10, 1), bool)}
     data = dataset(observation=pairs, final_observation=None, environment="walk")
@@ -198,6 +221,12 @@ def test_a_file_decides_no_import(tmp_path):
     path.write_bytes(dataset(environment="gymnasium:mine:Maze-v0").encode())
     with pytest.raises(ConfigError, match="imports the module 'mine', and a file does not"):
         make(f"data:{path}")
+
+
+def test_a_file_is_read_without_its_environment(tmp_path):
+    """Which may not be installed."""
+    (tmp_path / "data.npz").write_bytes(dataset(environment="nowhere:1").encode())
+    assert make(f"data:{tmp_path}/data.npz,environment=").environment is None
 
 
 @pytest.mark.parametrize("has_finals", [True, False])

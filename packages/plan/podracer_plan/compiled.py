@@ -158,7 +158,12 @@ def compile_run(experiment: Experiment, target: Target) -> CompiledRun:
 
 
 def scaled(experiment: Experiment, devices: int) -> Experiment:
-    """Return an experiment with so many times the environments, the frames and the replay."""
+    """Return an experiment with so many times the environments, the frames and the replay.
+
+    A population stays as it is: each of its pods is on one device.
+    """
+    if experiment.pods:
+        return experiment
 
     def times(config: Any, *names: str) -> Any:
         return dataclasses.replace(config, **{x: devices * getattr(config, x) for x in names})

@@ -13,6 +13,7 @@ import pytest
 
 from podracer import recipes
 from podracer.cli.main import main
+from podracer.drivers.population import Pod
 from podracer.errors import ConfigError
 from podracer.run.setup import build, make_driver
 from podracer_plan.compiled import compile_run, matrix_flops, scaled
@@ -176,6 +177,11 @@ def test_collectives_of_an_update_do_not_grow_with_devices():
     (experiment_gradients,) = {x.bytes for x in collectives[0] if x.bytes > 1000}
     params = jax.tree.leaves(build(experiment)[0].build().init(jax.random.key(0), 1).shared.params)
     assert experiment_gradients >= 4 * sum(x.size for x in params)
+
+
+def test_pods_of_a_population_do_not_grow_with_devices():
+    experiment = dataclasses.replace(recipes.find("catch_a2c"), pods=(Pod(0), Pod(1)))
+    assert scaled(experiment, 2) == experiment
 
 
 def test_a_sebulba_run_has_a_program_for_learners_and_one_for_actors():

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from podracer.arguments import typed
 from podracer.errors import ConfigError
 from podracer.io.paths import user_path
 from podracer_trading.market import PRICES, Market, adjust_for_splits, check_jumps, format_time
@@ -17,6 +18,7 @@ COLUMNS = ("date", "ticker", *NUMBERS)
 READERS = {".csv": "pyarrow.csv", ".parquet": "pyarrow.parquet"}
 
 
+@typed
 def load_market(path: str | Path, *, adjust: bool = False) -> Market:
     """Read a market from a `.csv` or `.parquet` file with a row for each bar of each ticker.
 

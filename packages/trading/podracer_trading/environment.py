@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer.arguments import typed
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.common import check_known
 from podracer.errors import ConfigError
-from podracer.fields import struct
+from podracer.fields import bounded, check_ranges, struct
 from podracer.types import ArraySpec, Continuous, EnvironmentSpec, TimeStep
 from podracer_trading.bars import load_market
 from podracer_trading.indicators import INDICATORS, compute_indicators, turbulence_index
@@ -28,8 +29,7 @@ from podracer_trading.synthetic import synthetic_market, wave_market
 
 MAX_START_SHARES = 64  # a random start holds fewer shares of each ticker than this
 CASH_RANGE = (0.95, 1.05)  # range of its cash, as a factor of the configured cash
-_SCALED = ("reward", "cash", "turbulence", "price", "shares", "indicator")
-_OPTIONAL = ("episode_length", "turbulence_threshold", "final_discount")
+_SCALES: dict[str, Any] = {"high": 1e12, "exclusive": True}
 
 
 class PeriodData(NamedTuple):
@@ -55,6 +55,7 @@ class TradingState:
     discounted_rewards: jax.Array  # f32, the sum G of `final_discount`
 
 
+@typed
 @dataclasses.dataclass(frozen=True)
 class Trading:
     """A portfolio of D tickers in one period of a market, without restarts.
@@ -84,64 +85,49 @@ class Trading:
     """Name of the market in the environment's name."""
     period: Literal["train", "validation", "backtest"] = "train"
     """Period to trade in."""
-    episode_length: int | None = None
+    episode_length: int | None = bounded(None, low=1)
     """Steps of an episode, from a random bar on. By default the whole period."""
     random_start: bool = True
     """Whether episodes begin with 0.95 to 1.05 of the cash and up to 63 shares of each ticker."""
-    cash: float = 1e6
+    cash: float = bounded(1e6, high=1e9, exclusive=True)
     """Cash at the start of an episode."""
-    cost: float = 0.001
+    cost: float = bounded(0.001, high=0.5)
     """Fee of each purchase and each sale, as a fraction of its value, in [0, 0.5].
     ElegantRL-Podracer has 0.002."""
-    max_shares: int = 100
+    max_shares: int = bounded(100, low=1, high=10**6)
     """Largest number of shares of a ticker in one order."""
-    min_trade: float = 0.1
+    min_trade: float = bounded(0.1, high=1.0)
     """Smallest order, as a fraction of `max_shares`, in [0, 1]. Smaller orders are ignored."""
-    turbulence_threshold: float | None = None
+    turbulence_threshold: float | None = bounded(None, high=1e9, exclusive=True)
     """Turbulence above which everything is sold. By default 4 D, which one day in fifty exceeds:
     the index has a mean of about D. The released code has 30 in training and 15 after it, for 89
     tickers."""
-    final_discount: float | None = None
+    final_discount: float | None = bounded(None, high=1.0)
     """Discount factor of G = r + `final_discount` G over an episode, which becomes its last reward.
     By default the last reward is like any other."""
-    reward_scale: float = 2**-13
+    reward_scale: float = bounded(2**-13, **_SCALES)
     """Factor of rewards."""
-    cash_scale: float = 2**-12
+    cash_scale: float = bounded(2**-12, **_SCALES)
     """Factor of cash in observations."""
-    cash_floor: float = 1e4
+    cash_floor: float = bounded(1e4, high=1e9)
     """Smallest cash in observations; less cash is observed as this."""
-    turbulence_scale: float = 2**-5
+    turbulence_scale: float = bounded(2**-5, **_SCALES)
     """Factor of turbulence in observations."""
-    price_scale: float = 2**-6
+    price_scale: float = bounded(2**-6, **_SCALES)
     """Factor of prices in observations."""
-    shares_scale: float = 2**-6
+    shares_scale: float = bounded(2**-6, **_SCALES)
     """Factor of shares in observations."""
-    indicator_scale: float = 2**-7
+    indicator_scale: float = bounded(2**-7, **_SCALES)
     """Factor of indicators in observations."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, "")
         steps = len(self.bars) - 1
-        for name, kind, low, high in (
-            ("episode_length", int, 1, steps),  # no longer than the period
-            ("random_start", bool, False, True),
-            ("cash", float, 0.01, 1e9),
-            ("cost", float, 0, 0.5),
-            ("max_shares", int, 1, 10**6),
-            ("min_trade", float, 0, 1),
-            ("turbulence_threshold", float, 1e-6, 1e9),
-            ("final_discount", float, 0, 1),
-            ("cash_floor", float, 0, 1e9),
-            *((f"{part}_scale", float, 1e-12, 1e12) for part in _SCALED),
-        ):
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            has_type = isinstance(value, (int, float) if kind is float else kind)
-            if not (has_type and low <= value <= high):
-                raise ConfigError(
-                    f"{name} must be of type {kind.__name__} and in [{low:g}, {high:g}], "
-                    f"but it is {value!r}."
-                )
+        if self.episode_length is not None and self.episode_length > steps:
+            raise ConfigError(
+                f"episode_length must be at most {steps:,}, as long as the period, but it is "
+                f"{self.episode_length}."
+            )
 
     @property
     def spec(self) -> EnvironmentSpec:

@@ -52,7 +52,7 @@ class TwoFloats:
 
 def two_floats(x: float | jax.Array) -> TwoFloats:
     """Return a constant, or float32, in two parts."""
-    low = x - float(np.float32(x)) if isinstance(x, float) else 0.0
+    low = x - float(np.float32(x)) if isinstance(x, int | float) else 0.0
     high = jnp.asarray(x, jnp.float32)
     return TwoFloats(high, jnp.full_like(high, low))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from podracer.arguments import typed
 from podracer.errors import ConfigError
 from podracer_trading.market import TRADING_DAYS, Market
 
@@ -16,6 +17,7 @@ MAX_RETURN = 0.2  # absolute, in one bar
 OPENING_MINUTE = 9 * 60 + 30  # minute of the day
 
 
+@typed
 def synthetic_market(
     *, tickers: int = 8, bars: int = 2520, seed: int = 0, bars_per_day: int = 1
 ) -> Market:
@@ -55,6 +57,7 @@ def synthetic_market(
     )
 
 
+@typed
 def wave_market(*, tickers: int = 2, bars: int = 200, seed: int = 0, gain: float = 0.01) -> Market:
     """Return a market whose prices alternate between 100 and 100 (1 + `gain`).
 
@@ -114,5 +117,5 @@ def _times(bars: int, bars_per_day: int) -> np.ndarray:
 
 def _check(**ranges: tuple[int, int, int]) -> None:
     for name, (value, low, high) in ranges.items():
-        if not isinstance(value, int) or not low <= value <= high:
-            raise ConfigError(f"{name} must be a number in [{low}, {high}], but it is {value}.")
+        if not low <= value <= high:
+            raise ConfigError(f"{name} must be in [{low:,}, {high:,}], but it is {value}.")

@@ -322,6 +322,29 @@ def test_a_mistyped_option_is_refused_with_the_one_that_is_meant(option, meant):
         make(f"trading:bars.csv,{option}")
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bars.csv,adjust=no", "adjust cannot be 'no': it must be True or False"),  # text is true
+        ("synthetic,tickers=true", "tickers cannot be True: it must be a whole number"),
+        ("wave,gain=x", "gain cannot be 'x': it must be a number"),
+        ("wave,cash=true", "cash cannot be True: it must be a number"),
+        ("wave,cash=null", "cash cannot be None: it must be a number"),
+        ("wave,random_start=no", "random_start cannot be 'no': it must be True or False"),
+        ("wave,episode_length=120", "episode_length must be at most 119, as long as the period"),
+        ("wave,price_scale=0", "price_scale must be above 0"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused(name, words):
+    with pytest.raises(ConfigError, match=words):
+        make(f"trading:{name}")
+
+
+def test_cash_is_exact_as_a_whole_number_too() -> None:
+    state, _ = make("trading:wave,cash=16777217").for_evaluation().reset(jax.random.key(0))
+    assert state.inner.cash.to_float64() == 16777217
+
+
 # --- figures -------------------------------------------------------------------------------------
 
 
