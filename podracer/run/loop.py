@@ -299,8 +299,9 @@ class Run:
         self.watchdog.alive()
 
     def _sealed(self) -> None:
-        for callback in self.callbacks:
-            callback.on_seal()
+        with tag_component("callback"):
+            for callback in self.callbacks:
+                callback.on_seal()
 
     def _first_state(self, begin: Begin | None) -> TrainState:
         begin = begin or recorded_begin(self.directory, self.driver)
