@@ -100,10 +100,9 @@ class Checkpointer:
         """Return whether the run has ever sealed a checkpoint, be they all lost since."""
 
         def decide() -> bool:
-            remains = steps.step_directories(self.directory) or is_there(
-                self.directory / QUARANTINE
-            )
-            return bool(remains) or steps.newest_saved(self.run) is not None
+            if steps.step_directories(self.directory) or is_there(self.directory / QUARANTINE):
+                return True
+            return steps.newest_saved(self.run) is not None
 
         return bool(agreement.decide_on_first_process(decide))
 
@@ -195,7 +194,7 @@ class Checkpointer:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
-        except (StorageError, jax.errors.JaxRuntimeError) as late:
+        except Exception as late:
             if error is None:
                 raise
             text.print_stderr(str(late))  # the first error is raised
@@ -214,13 +213,14 @@ class Checkpointer:
                 draft.rename(target)
                 fsync_directory(self.directory)
                 seal_json(self.run / steps.SAVED, {"step": step})
-                outcome = "is saved, but deleting older ones or a callback's `on_seal` failed"
+                outcome = "is saved, but older ones could not be deleted"
                 self._retire(step)
-                self._sealed()
         except Exception as error:
             if first:
                 shutil.rmtree(draft, ignore_errors=True)
             raise _failure_of_save(step, error, outcome) from error
+        if first:
+            self._sealed()  # its faults are no faults of the disk
 
     def _retire(self, step: int) -> None:
         """Delete the oldest steps of this run that none names best; this one is sealed."""

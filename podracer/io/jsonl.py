@@ -36,8 +36,7 @@ class JsonlSink:
         resume_updates: int | None = None,
         sealed: Mapping[str, Any] | None = None,
     ) -> None:
-        self._updates: float = -math.inf
-        content = b""
+        content, self._updates = b"", -math.inf
         if resume_updates is not None:
             content, self._updates = _continued(Path(path), resume_updates, sealed)
         self._digest, self._size = hashlib.sha256(content), len(content)

@@ -39,14 +39,8 @@ class StallError(PodracerError):
 _NO_PLATFORM = re.compile("Unable to initialize backend '([^']*)': (.*)")
 _PEERS = re.compile("Gloo|[Cc]oordination|[Bb]arrier")
 _DISK = (
-    errno.EIO,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ESTALE,
-)
+    errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ESTALE,
+)  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -299,8 +299,9 @@ class Run:
         self.watchdog.alive()
 
     def _sealed(self) -> None:
-        for callback in self.callbacks:
-            callback.on_seal()
+        with tag_component("callback"):
+            for callback in self.callbacks:
+                callback.on_seal()
 
     def _first_state(self, begin: Begin | None) -> TrainState:
         begin = begin or recorded_begin(self.directory, self.driver)
@@ -309,13 +310,14 @@ class Run:
         self.driver.compile_in_thread()  # compiles side by side with that of the initial state
         if begin is None:
             return self.driver.init(self.experiment.key)
-        state, totals = begin.first_state(self.driver, self.experiment.key)
+        state, totals, *saved = begin.first_state(self.driver, self.experiment.key)
         self.recorder.restore(totals)
+        for metadata in saved:
+            self._restore_parts(metadata)
         return state
 
     def _restored_state(self) -> TrainState | None:
         """Return the newest checkpoint's state, None if the run ended before its first save."""
-        settings = self.config["experiment"]
         check_same_environment(self.directory, self.driver.env)
         if not self.checkpointer.has_saved():
             check_may_begin_again(self.directory, self.experiment)
@@ -330,19 +332,23 @@ class Run:
         self.budget.check_left(metadata["experiment"]["frames"], totals)
         self.history.restore(metadata, self.directory)
         if self.is_main:
-            update_config(self.directory, settings)
+            update_config(self.directory, self.config["experiment"])
             if not self.driver.continues_episodes(state):
                 _LOG.warning("The environments begin new episodes; all else continues as saved.")
             self.history.warn()
         self.recorder.restore(totals, best and Best(**best), readable_records(self.directory))
+        self.resumed_from = totals.updates
+        self._restore_parts(metadata)
+        return state
+
+    def _restore_parts(self, metadata: Mapping[str, Any]) -> None:
+        """Go on with the numbers that had changed, and with what the callbacks had saved."""
         if changed := metadata.get("changes"):
             self.change(changed)
             names = ", ".join(name for name, _ in leaves(self.changes))
             _LOG.warning("The run goes on with the numbers that have changed: %s.", names)
-        self.resumed_from = totals.updates
         for callback in self.callbacks:
             callback.restore(self, metadata)
-        return state
 
     def _stalled(self, message: str) -> None:
         error = StallError(f"{message}: the run in {self.directory} is ended, and can be resumed.")

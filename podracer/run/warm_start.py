@@ -23,9 +23,9 @@ from podracer.run.resume import Totals
 from podracer.run.sweep import best_pod
 from podracer.types import leaves_by_path
 
-FirstState = Callable[[Driver, jax.Array], tuple[TrainState, Totals]]
-"""Function of a driver and of the run's key that returns the first state of a new run, in place of
-`Driver.init`."""
+FirstState = Callable[[Driver, jax.Array], tuple[Any, ...]]
+"""Function of a driver and of the run's key that returns the first `TrainState` of a new run, in
+place of `Driver.init`, its `Totals`, and perhaps the metadata of a checkpoint to go on from."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -153,11 +153,12 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
 
 def begin(
     parents: Sequence[Path], branch: int | None, driver: Driver, key: jax.Array
-) -> tuple[TrainState, Totals]:
-    """Return the initial state of a round: its parent's, or the fusion of several parents.
+) -> tuple[TrainState, Totals, Any]:
+    """Return the beginning of a round: its parent's state, or the fusion of several parents.
 
-    With `branch` None the pod keeps its parent's random numbers, so it continues to the bit. Else
-    they are its own of the round `branch`: it does not repeat what the parent did next.
+    Counters, numbers that had changed and what callbacks had saved come from the first. With
+    `branch` None the pod keeps its parent's random numbers, so it continues to the bit. Else they
+    are its own of the round `branch`: it does not repeat what the parent did next.
     """
     restored = [
         checkpoint.load(path.parents[1], driver.abstract_state, int(path.name)) for path in parents
@@ -168,7 +169,7 @@ def begin(
         to_round = partial(round_key, branch)
         keys = jax.vmap(to_round)(key) if key.ndim else to_round(key)
         state = dataclasses.replace(state, key=jax.device_put(keys, state.key.sharding))
-    return state, Totals(**restored[0].metadata["totals"])
+    return state, Totals(**restored[0].metadata["totals"]), restored[0].metadata
 
 
 def round_key(round: int, run_key: jax.Array) -> jax.Array:

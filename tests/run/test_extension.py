@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+import threading
 from functools import partial
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -405,13 +406,21 @@ def test_an_answer_of_a_callback_that_is_no_bool_is_refused(answer):
         Run._wish(run)
 
 
+class FailsAtSeal(podracer.Callback):
+    def on_seal(self):
+        if threading.current_thread() is not threading.main_thread():  # of a checkpoint
+            raise RuntimeError("my own fault")
+
+
 @pytest.mark.slow
-def test_a_callback_that_fails_ends_the_run_in_its_name(tmp_path):
+@pytest.mark.parametrize("at_seal", [False, True])
+def test_a_callback_that_fails_ends_the_run_in_its_name(at_seal, tmp_path):
     def fails(boundary):
         raise RuntimeError("my own fault")
 
-    with pytest.raises(RuntimeError, match="my own fault"):
-        podracer.train(CATCH, run_dir=tmp_path / "run", callbacks=[fails])
+    callback = FailsAtSeal() if at_seal else fails
+    with pytest.raises(RuntimeError, match=r"^my own fault"):
+        podracer.train(CATCH, run_dir=tmp_path / "run", callbacks=[callback])
     crash = json.loads((tmp_path / "run" / "crash.json").read_text())
     assert crash["component"] == "callback"
 

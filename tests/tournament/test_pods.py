@@ -31,6 +31,7 @@ from podracer.io.signals import StopSignals
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.rollout import Purpose, purpose_key
+from podracer.run import callbacks
 from podracer.run.resume import Totals
 from podracer.run.setup import make_driver
 from podracer.tournament import pod as pods
@@ -112,6 +113,39 @@ def test_a_pod_continues_its_entry_to_the_bit(name, rounds, tmp_path, cases):
         returns, _ = pods.score(path, from_json(entry.experiment), tournament.evaluation_seed, 8)
         assert float(returns.mean()) == entry.score
         assert pods.digest(path) == entry.digest
+
+
+class Lower(podracer.Callback):
+    """Lowers the learning rate after the first chunk, and counts chunks."""
+
+    def __init__(self, argument: str = "") -> None:
+        self.chunks = 0
+
+    def on_record(self, run, record):
+        self.chunks += 1
+        if self.chunks == 1:
+            run.change({"agent": {"learning_rate": 1e-5}})
+
+    def saved(self):
+        return {"chunks": self.chunks}
+
+    def restore(self, run, saved):
+        self.chunks = saved["chunks"]
+
+
+def test_a_pod_continues_what_callbacks_changed_and_saved(tmp_path, monkeypatch):
+    entry = SimpleNamespace(load=lambda: Lower)
+    monkeypatch.setattr(callbacks, "installed", lambda kind: {"lower": entry})
+    experiment = dataclasses.replace(EXPERIMENT, callbacks=("lower:",))
+    tournament = dataclasses.replace(TOURNAMENT, experiments=(experiment,), pods=1)
+    entries = play(tmp_path / "tournament", tournament)
+    whole = dataclasses.replace(tournament.experiment_of(0), frames=2 * ROUND, evaluations=0)
+    podracer.train(whole, run_dir=tmp_path / "whole")
+    runs = [tmp_path / "whole", (tmp_path / "tournament" / entries["p0r1"].checkpoint).parents[1]]
+    assert stored_fingerprint(runs[0]) == stored_fingerprint(runs[1])
+    saved = [checkpoint.load_part(run, ".learner.shared").metadata for run in runs]
+    assert [x["chunks"] for x in saved] == [4, 4]
+    assert saved[0]["changes"] == saved[1]["changes"]
 
 
 @dataclasses.dataclass

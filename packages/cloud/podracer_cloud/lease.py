@@ -80,7 +80,10 @@ class Lease:
             return
         successor = self._read(newest_number(self._store, _LEASES)) or {}
         if successor.get("claim", self._claim) == self._claim:  # the store was emptied, or is away
-            raise StorageError(f"the lease at {self._address} is gone")
+            raise StorageError(
+                f"the lease at {self._address} is gone, perhaps with all that the store had: if it "
+                f"does not come back, only a resume of the {self._kind} copies there again"
+            )
         self._number = 0
         host = str(successor.get("host", "another machine"))[:100]
         raise LeaseLostError(

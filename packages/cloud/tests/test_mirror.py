@@ -168,6 +168,22 @@ def test_the_run_of_a_directory_goes_on_where_its_store_has_nothing(
         restore(address, tmp_path / "other")
 
 
+def test_a_store_that_was_emptied_has_a_copy_again_after_a_resume(
+    run, address, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(mirror, "CLOSE_SECONDS", 0.5)
+    with Run(run, address) as it:
+        it.save(1)
+        wait_until(lambda: it.mirror.figures()["mirror_lag"] == 0.0)
+        shutil.rmtree(tmp_path / "store")
+        it.save(2)
+        wait_until(lambda: caplog.messages)
+    assert "only a resume of the run copies there again" in caplog.messages[0]
+    with Run(run, address):
+        pass
+    assert copied(tmp_path / "store") == files_of(run)
+
+
 @pytest.mark.parametrize(("choice", "steps"), [("newest", [4]), ("best", [1, 4]), (3, [3])])
 def test_a_copy_to_read_has_what_is_read(choice, steps, run, address):
     with Run(run, address) as it:
