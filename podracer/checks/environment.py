@@ -99,7 +99,8 @@ def check_spec(environment: Any) -> types.EnvironmentSpec:
     _check_action_mask(spec)
     spec.keys(tuple(spec.groups))
     has_start = any(np.any(getattr(space, "start", 0)) for space in (spec.action, *leaves))
-    if has_start and not isinstance(environment, HostEnvironments):
+    acts_elsewhere = hasattr(environment, "for_evaluation")  # on the host whose data it replays
+    if has_start and not (acts_elsewhere or isinstance(environment, HostEnvironments)):
         raise ConfigError(f"{spec.name}: environments in JAX count from 0: leave `start` out.")
     return spec
 

@@ -2,6 +2,7 @@
 
 import json
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -11,8 +12,23 @@ from podracer.envs.catch import Catch
 from podracer.errors import ConfigError
 from podracer_offline import Dataset, agreement
 from podracer_offline import environment as data_environment
+from podracer_offline.environment import replay
 
 MARK = "S3cr3tZq"
+
+
+class FromOne(gymnasium.Env):
+    """Say the number, from 1 to 3, that is shown."""
+
+    observation_space = gymnasium.spaces.Discrete(3, start=1)
+    action_space = gymnasium.spaces.Discrete(3, start=1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return int(self.np_random.integers(1, 4)), {}
+
+    def step(self, action):
+        return int(self.np_random.integers(1, 4)), 1.0, True, False, {}
 
 
 def call_here(capsys, *arguments):
@@ -69,3 +85,18 @@ def test_a_data_set_goes_on_with_the_secrets_that_its_file_lacks(tmp_path, monke
     replayed = data_environment.data(path, api_key=MARK)
     assert made == [(("rented,api_key=[redacted]",), {"api_key": MARK})]
     assert replayed.source == f"rented,api_key=[redacted],api_key={MARK}"
+
+
+def test_data_of_an_environment_that_counts_from_one_train_a_policy_in_its_own_numbers(tmp_path):
+    numbers, ends = np.arange(30) % 3, np.ones(30, bool)  # from 0 on, as a data set has them
+    data = Dataset(observation=numbers, action=numbers, reward=ends, terminal=ends, timeout=~ends)
+    result = podracer.train(
+        "cartpole_cloning",
+        environment=replay(data, podracer.Gymnasium(FromOne, workers=0)),
+        frames=20_000,
+        evaluations=0,
+        run_dir=tmp_path / "run",
+    )
+    policy = podracer.Policy(result.agent, result.state)
+    assert [int(policy(number)) for number in (1, 2, 3)] == [1, 2, 3]
+    assert agreement(policy, data) == 1
