@@ -34,7 +34,6 @@ FUNCTIONS: dict[str, Callable] = {
     "rule": lambda path: with_update_rule(EXPERIMENT, path),
     "tournament": lambda path: Leaderboard(path),
     "events": read_events,
-    "tournament_report": lambda path: write_tournament_report(path, "page.html"),
     "tournament_page": lambda path: write_tournament_report("tournament", path),
 }
 
