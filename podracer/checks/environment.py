@@ -14,7 +14,13 @@ import numpy as np
 
 from podracer import types
 from podracer.checks.errors import describe_error, structure_change, trace, type_text
-from podracer.environment import AutoReset, HostEnvironments, action_struct, is_of_gymnasium
+from podracer.environment import (
+    AutoReset,
+    HostEnvironments,
+    action_struct,
+    evaluation_environment,
+    is_of_gymnasium,
+)
 from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.types import action_mask, leaves_by_path
 
@@ -99,8 +105,8 @@ def check_spec(environment: Any) -> types.EnvironmentSpec:
     _check_action_mask(spec)
     spec.keys(tuple(spec.groups))
     has_start = any(np.any(getattr(space, "start", 0)) for space in (spec.action, *leaves))
-    acts_elsewhere = hasattr(environment, "for_evaluation")  # on the host whose data it replays
-    if has_start and not (acts_elsewhere or isinstance(environment, HostEnvironments)):
+    # Data of an environment of the host are replayed in JAX, but actions are played on the host.
+    if has_start and not isinstance(evaluation_environment(environment), HostEnvironments):
         raise ConfigError(f"{spec.name}: environments in JAX count from 0: leave `start` out.")
     return spec
 

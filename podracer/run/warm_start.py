@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,12 @@ from podracer.run.resume import Totals
 from podracer.run.sweep import best_pod
 from podracer.types import leaves_by_path
 
-FirstState = Callable[[Driver, jax.Array], tuple[Any, ...]]
-"""Function of a driver and of the run's key that returns the first `TrainState` of a new run, in
-place of `Driver.init`, its `Totals`, and perhaps the metadata of a checkpoint to go on from."""
+FirstState = Callable[
+    [Driver, jax.Array],
+    tuple[TrainState, Totals] | tuple[TrainState, Totals, Mapping[str, Any]],
+]
+"""Function of a driver and of the run's key that returns the first state of a new run, in place of
+`Driver.init`, its counters, and, to go on from a checkpoint, the metadata of that."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,7 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
 
 def begin(
     parents: Sequence[Path], branch: int | None, driver: Driver, key: jax.Array
-) -> tuple[TrainState, Totals, Any]:
+) -> tuple[TrainState, Totals, Mapping[str, Any]]:
     """Return the beginning of a round: its parent's state, or the fusion of several parents.
 
     Counters, numbers that had changed and what callbacks had saved come from the first. With

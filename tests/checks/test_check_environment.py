@@ -324,6 +324,13 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
         mutant(spec=EnvironmentSpec("one", ArraySpec((2,)), Discrete(3, start=1))),
         ("count from 0", "`start`"),
     ),
+    "actions from 1 on in an environment that has a variant for evaluation": (
+        mutant(
+            spec=EnvironmentSpec("one", ArraySpec((2,)), Discrete(3, start=1)),
+            for_evaluation=mutant,
+        ),
+        ("count from 0", "`start`"),
+    ),
     "a mask of continuous actions": (
         masked((2,), np.bool_, action=Continuous((0.0,), (1.0,))),
         ("only discrete actions",),

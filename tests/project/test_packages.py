@@ -18,22 +18,22 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3070,  # the contract: files beside the rooms
-    "agents": 6460,
-    "checks": 750,
+    "": 3060,  # the contract: files beside the rooms
+    "agents": 6400,
+    "checks": 760,
     "cli": 2340,
     "config": 590,
     "devices": 1890,
-    "drivers": 4100,
+    "drivers": 4080,
     "envs": 3300,
-    "io": 2960,
-    "networks": 1500,
-    "ops": 1200,
+    "io": 2950,
+    "networks": 1490,
+    "ops": 1180,
     "recipes": 1040,
-    "reports": 1760,
-    "run": 3050,
+    "reports": 1730,
+    "run": 3040,
     "scores": 890,
-    "tournament": 2270,
+    "tournament": 2240,
 }
 MOST = 37_000  # lines of the core
 
