@@ -142,7 +142,7 @@ def _of_file(
 def _function(name: str) -> Callable[..., Experiment]:
     if name in RECIPES:
         return RECIPES[name]
-    if ":" in name:
+    if ":" in name or name.endswith(".py"):
         return _imported(name)
     if name in (of_packages := installed("recipes")):
         return of_packages[name].load()
@@ -190,13 +190,12 @@ def _refuse_environment(name: str) -> None:
 def _imported(name: str) -> Callable[..., Experiment]:
     """Return the recipe that `MODULE:FUNCTION` names."""
     module, _, attribute = name.partition(":")
+    if module.endswith(".py"):
+        recipe = f"{Path(module).stem}:{attribute or 'FUNCTION'}"
+        raise ConfigError(f"{module!r} is a file: in its folder name the module, {recipe}.")
     if not all(part.isidentifier() for part in [*module.split("."), attribute]):
         _refuse_environment(name)
         raise ConfigError(f"There is no recipe {name!r}: name your own as MODULE:FUNCTION.")
-    if module.endswith(".py"):
-        raise ConfigError(
-            f"{module!r} is a file: name its module, {module.removesuffix('.py')}:{attribute}."
-        )
     try:
         function = getattr(importlib.import_module(module), attribute, None)
     except (Exception, SystemExit) as error:  # its code 0 would count as success

@@ -248,6 +248,7 @@ MISTAKES = [
     ("sweep catch --vary optimizer.epsilom=1e-5", "did you mean optimizer.epsilon"),
     ("train catch --frames", "--frames needs a value: write it behind the flag"),
     ("train atari_impala --game pnog", "pong"),
+    ("train atari_impala --game PongNoFrameskip-v4", "write atari:pong instead"),
     # values of an experiment
     ("train catch --frames ten", "'ten' must be a whole number"),
     ("train catch --frames -5", "frames must be at least 1"),
@@ -298,7 +299,8 @@ MISTAKES_IN_FILES = [
         "broken cannot be imported: SyntaxError: invalid syntax (broken.py, line 1).",
     ),
     ("train unmet:f", "cannot be imported: ModuleNotFoundError: No module named 'numpyy' (unmet.p"),
-    ("train own.py:nothing", "'own.py' is a file: name its module, own:nothing."),
+    ("train own.py:nothing", "'own.py' is a file: in its folder name the module, own:nothing."),
+    ("train folder/own.py", "is a file: in its folder name the module, own:FUNCTION."),
     ("train own:nothing", "the recipe nothing must return an Experiment, not NoneType."),
     ("train own:raises", "the recipe own:raises raised KeyError: 'x' (own.py, line 4)."),
     ("train script:f", "script cannot be imported: SystemExit: 0 (script.py, line 3)."),
