@@ -142,12 +142,10 @@ def _of_file(
 def _function(name: str) -> Callable[..., Experiment]:
     if name in RECIPES:
         return RECIPES[name]
-    if ":" in name or name.endswith(".py"):
-        return _imported(name)
     if name in (of_packages := installed("recipes")):
         return of_packages[name].load()
-    if "." in name:
-        raise ConfigError(f"There is no recipe {name!r}: name one of your own as MODULE:FUNCTION.")
+    if ":" in name or "." in name:
+        return _imported(name)
     _refuse_environment(name)
     if hint := package_of(name):
         raise ConfigError(hint)
