@@ -53,8 +53,7 @@ def _elsewhere(name: str) -> str:
     from podracer.names import nearest
 
     if name in ("TD3", "Rainbow"):
-        agent, function = ("DDPG", "ddpg.td3") if name == "TD3" else ("DQN", "dqn.rainbow")
-        return f": it is {agent} with other settings, podracer.agents.{function}(...)."
+        return f": it is podracer.agents.{'ddpg.td3' if name == 'TD3' else 'dqn.rainbow'}(...)."
     agents = ast.parse(Path(__file__).with_name("agents").joinpath("__init__.py").read_text())
     names = [x.name for node in agents.body if isinstance(node, ast.ImportFrom) for x in node.names]
     if name in names:

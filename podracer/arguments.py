@@ -134,9 +134,8 @@ def _bind(
         noun = "field" if isinstance(owner, type) else "argument"
         problem = f"{_title(owner)}: {error}; it takes {', '.join(names)}."
         takes_any = any(x.kind is x.VAR_KEYWORD for x in signature.parameters.values())
-        if not takes_any and (unknown := [name for name in kwargs if name not in names]):
-            remedy = nearest(unknown[0], names, advice)
-            problem = f"{_title(owner)} has no {noun} {unknown[0]!r}: {remedy}"
+        if not takes_any and (other := next((x for x in kwargs if x not in names), "")):
+            problem = f"{_title(owner)} has no {noun} {other!r}: {nearest(other, names, advice)}"
         raise ConfigError(problem) from None
 
 

@@ -54,8 +54,7 @@ def import_optional(module: str, name: str, extra: str) -> Any:
 
 def atari_remedy(environment_id: str) -> str:
     """Return what to write for Gymnasium's id of an Atari game, such as ALE/Pong-v5, else ""."""
-    match = re.match(r"ALE/(\w+)|(\w+)(?:NoFrameskip|Deterministic)-v", environment_id)
-    if match is None:
-        return ""
-    game = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", match[1] or match[2]).lower()
-    return f"Atari games have names of their own: write atari:{game} instead of {environment_id}."
+    if match := re.match(r"ALE/(\w+)|(\w+)(?:NoFrameskip|Deterministic)-v", environment_id):
+        game = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", match[1] or match[2]).lower()
+        return f"Atari games have other names: write atari:{game} instead of {environment_id}."
+    return ""

@@ -149,7 +149,9 @@ def _function(name: str) -> Callable[..., Experiment]:
     _refuse_environment(name)
     if hint := package_of(name):
         raise ConfigError(hint)
-    example = f", such as {name}.recipes:{name}" if Path(name).is_dir() else ""
+    if Path(name, "config.json").exists():
+        raise ConfigError(f"{name} is a run: `podracer resume {name}` goes on with it.")
+    example = f", such as {name}.recipes:{name}" if Path(name, "recipes.py").exists() else ""
     raise ConfigError(
         f"There is no recipe {name!r}: {_suggestion(name, [*RECIPES, *of_packages])} One of your "
         f"own is MODULE:FUNCTION{example}."
@@ -177,8 +179,7 @@ def _suggestion(name: str, recipes: Sequence[str]) -> str:
 
 def _refuse_environment(name: str) -> None:
     """Raise `ConfigError` where the name is not a recipe's but an environment's."""
-    full_name = full_name_of(name)
-    if has_name(full_name):
+    if has_name(full_name := full_name_of(name)):
         raise ConfigError(
             f"{name!r} is an environment and no recipe: train a recipe in it, such as cartpole_ppo "
             f'with `environment="{full_name}"`.'

@@ -241,6 +241,9 @@ MISTAKES = [
     ("train os:getcwd", "must return an Experiment"),
     ("train catch --frmaes 10", "There is no flag --frmaes here: did you mean --frames?"),
     ("train cartpole_ppo --norm-adv", "did you mean --advantage-normalization?"),
+    ("train --recipe cartpole_ppo", "'cartpole_ppo' is a recipe: write its name before the flags."),
+    ("train catch_a2c --recipe own:mine", "'own:mine' is a recipe: write its name before"),
+    ("train catch --resume RUN", "podracer resume RUN goes on with a run."),
     ("train cartpole_dqn --train-freq 4", "did you mean --rollout-length?"),
     ("train cartpole_dqn --exploration-fraction 0.1", "did you mean --agent.epsilon?"),
     (f"sweep {'1' * 400}", f"a name is too long for a file: {'1' * 60}..."),
@@ -318,6 +321,7 @@ MISTAKES_ABOUT_A_RUN = [
     ("play RUN --out /no/directory/film.gif", "there is no directory /no/directory"),
     ("rule RUN", "learned no update rule"),
     ("train catch --run-dir RUN", "already holds a run"),
+    ("train RUN", "is a run: `podracer resume"),
 ]
 
 
