@@ -134,8 +134,8 @@ def _bind(
         noun = "field" if isinstance(owner, type) else "argument"
         problem = f"{_title(owner)}: {error}; it takes {', '.join(names)}."
         takes_any = any(x.kind is x.VAR_KEYWORD for x in signature.parameters.values())
-        if not takes_any and (other := next((x for x in kwargs if x not in names), "")):
-            problem = f"{_title(owner)} has no {noun} {other!r}: {nearest(other, names, advice)}"
+        if not takes_any and (wrong := next((x for x in kwargs if x not in names), "")):
+            problem = f"{_title(owner)} has no {noun} {wrong!r}: {nearest(wrong, names, advice)}"
         raise ConfigError(problem) from None
 
 

@@ -48,9 +48,9 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     with contextlib.redirect_stdout(sys.stderr):  # modules of the user may print
         options, remaining = take_values(flags, recipes.options_of(name))
         values = take_values(remaining, {"size": Size, "environment": str, "recipe": str})[0]
-        other = values.get("recipe", name)  # a run is not called by another recipe
-        if other != name and (":" in other or other in recipes.RECIPES):
-            raise ConfigError(_IS_RECIPE.format(other))
+        title = values.get("recipe", name)
+        if title != name and (":" in title or title in recipes.RECIPES):
+            raise ConfigError(_IS_RECIPE.format(title))
         find_modules_here((values | options).get("environment"))
         experiment = recipes.find(name, **options)
     if "size" in values:
