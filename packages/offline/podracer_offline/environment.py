@@ -50,8 +50,8 @@ class DataEnvironment:
         """Return the environment to evaluate in. Raises `ConfigError` if it is unknown."""
         if self.environment is None:
             raise ConfigError(
-                "the data set names no environment to evaluate in: take `evaluations=0`, or "
-                "`data:FILE,environment=NAME`."
+                "the data set names no environment to evaluate in: name it by "
+                "`data:FILE,environment=NAME`, or train with `evaluations=0`."
             )
         return evaluation_environment(self.environment)
 
