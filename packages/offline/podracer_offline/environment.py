@@ -91,7 +91,7 @@ class DataEnvironment:
 
 
 def data(name: str, environment: str | None = None, **options: Any) -> DataEnvironment:
-    """Return the environment that replays the data set in a file, or Minari's `minari:ID`.
+    """Return the replay of a data set: `data:FILE.npz`, or of Minari `data:minari:ID`.
 
     `environment` names the one that it comes from, by default as the file does, and "" none;
     `options` are its own, such as a secret, which no file has.
