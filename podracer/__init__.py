@@ -52,8 +52,8 @@ def _elsewhere(name: str) -> str:
         return ""
     from podracer.names import nearest
 
-    if name == "TD3":
-        return ": it is DDPG with other settings, podracer.agents.ddpg.td3(...)."
+    if name in ("TD3", "Rainbow"):
+        return f": it is podracer.agents.{'ddpg.td3' if name == 'TD3' else 'dqn.rainbow'}(...)."
     agents = ast.parse(Path(__file__).with_name("agents").joinpath("__init__.py").read_text())
     names = [x.name for node in agents.body if isinstance(node, ast.ImportFrom) for x in node.names]
     if name in names:

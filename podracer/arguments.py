@@ -133,9 +133,9 @@ def _bind(
         names = [name for name in signature.parameters if name != "self"]
         noun = "field" if isinstance(owner, type) else "argument"
         problem = f"{_title(owner)}: {error}; it takes {', '.join(names)}."
-        if unknown := [name for name in kwargs if name not in names]:
-            remedy = nearest(unknown[0], names, advice)
-            problem = f"{_title(owner)} has no {noun} {unknown[0]!r}: {remedy}"
+        takes_any = any(x.kind is x.VAR_KEYWORD for x in signature.parameters.values())
+        if not takes_any and (wrong := next((x for x in kwargs if x not in names), "")):
+            problem = f"{_title(owner)} has no {noun} {wrong!r}: {nearest(wrong, names, advice)}"
         raise ConfigError(problem) from None
 
 
@@ -175,10 +175,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple) and all(fits(item, options[0]) for item in value)
     if origin is not None:  # a list, a mapping, a function
         return isinstance(value, origin) and not isinstance(value, str)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (int, float):
+        return isinstance(value, int | hint) and not isinstance(value, bool)
     if hint is str:  # no control characters, which a terminal would obey
         return isinstance(value, str) and value.isprintable()
     if _name(hint) in _CHECKED_LATER:

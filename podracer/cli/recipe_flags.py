@@ -13,9 +13,11 @@ from podracer import recipes
 from podracer.cli.arguments import leading_name, read_parts, take_values
 from podracer.config.experiment import Experiment
 from podracer.envs.catalog import has_name, imported_module
+from podracer.errors import ConfigError
 from podracer.recipes import Size
 
 T = TypeVar("T")
+_IS_RECIPE = "{!r} is a recipe: write its name before the flags."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,10 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     find_modules_here(name, own_recipe(name, flags))
     with contextlib.redirect_stdout(sys.stderr):  # modules of the user may print
         options, remaining = take_values(flags, recipes.options_of(name))
-        values = take_values(remaining, {"size": Size, "environment": str})[0]
+        values = take_values(remaining, {"size": Size, "environment": str, "recipe": str})[0]
+        title = values.get("recipe", name)
+        if title != name and (":" in title or title in recipes.RECIPES):
+            raise ConfigError(_IS_RECIPE.format(title))
         find_modules_here((values | options).get("environment"))
         experiment = recipes.find(name, **options)
     if "size" in values:
@@ -85,8 +90,7 @@ def parse_experiment(
     """Return a command's own `options` and an experiment with the values of flags."""
 
     def explain(name: str) -> str:
-        is_recipe = name in recipes.RECIPES
-        return f"{name!r} is a recipe: write its name before the flags." if is_recipe else ""
+        return _IS_RECIPE.format(name) if name in recipes.RECIPES else ""
 
     parts = (experiment, options, _Sizes())  # `find_recipe` has read the size
     experiment, options, _ = read_parts(parts, command, arguments, description, explain)

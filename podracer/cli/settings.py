@@ -31,6 +31,8 @@ _OF_OTHERS = {  # flags of other libraries that are no setting here
     **dict.fromkeys(("gpu", "cuda", "device", "use_gpu", "no_gpu", "cpu", "tpu"), _DEVICE),
     **{name: f"write --track {name}." for name in ("wandb", "trackio", "mlflow")},
     "mirror": "write --attach mirror:ADDRESS.",
+    "resume": "podracer resume RUN goes on with a run.",
+    "render": "podracer play RUN films a run.",
     "tensorboard": "every run writes its curves for TensorBoard into its directory.",
 }
 
@@ -288,11 +290,9 @@ class Table:
         name, equals, text = word.partition("=")
         advice = self.advice
         if equals and re.fullmatch(r"[a-z_.]+", name):  # the spelling of version 0.1
-            old = Flag(f"--{name.replace('_', '-')}", (text,), True)
-            advice = f"write {self.find(old).flag} {text}."
+            advice = f"write {self.find(Flag('--' + name, (text,), True)).flag} {text}."
         elif word.lower() in ("true", "false", "yes", "no", "on", "off"):
             advice = "a flag that is on or off has no value: write --NAME or --no-NAME."
         elif flag is not None and self.find(flag).hint is not bool:
-            several = "several are for a sweep, --vary NAME=VALUE,VALUE."
-            advice = f"{flag.spelling} takes one value; {several}"
+            advice = f"{flag.spelling} takes one value; more for a sweep, --vary NAME=VALUE,VALUE."
         raise ConfigError(f"{word!r} is none of the arguments of {self.command}: {advice}")

@@ -128,9 +128,7 @@ def make(name: str, **options: Any) -> Any:
                 raise
             prefix = name.partition(":")[0]
             raise ConfigError(f"{error} {prefix} itself takes {', '.join(names)}.") from error
-    if name.startswith("ALE/"):
-        raise ConfigError(atari_remedy(name))
-    if hint := package_of(name):
+    if hint := atari_remedy(name) or package_of(name):
         raise ConfigError(hint)
     if (full_name := full_name_of(name)) != name:
         full_text = ",".join([full_name, *settings])
@@ -164,7 +162,8 @@ def has_name(name: str) -> bool:
 
 def full_name_of(name: str) -> str:
     """Return the name of an environment with its prefix where it is an id of Gymnasium."""
-    return f"gymnasium:{name}" if re.search(r"-v\d+$", name) and not has_name(name) else name
+    is_id = re.search(r"-v\d+$", name) and not has_name(name)
+    return f"gymnasium:{name.removeprefix('gym:')}" if is_id else name
 
 
 def _parse_option(setting: str) -> tuple[str, Any]:

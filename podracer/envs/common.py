@@ -19,7 +19,7 @@ from podracer.types import ArraySpec, PyTree
 def check_known(name: str, names: Iterable[str], problem: str) -> None:
     """Raise `ConfigError` unless a name is known; `problem` is such as "brax has no backend"."""
     if name not in names:
-        raise ConfigError(f"{problem} {name!r}: {nearest(name, names)}")
+        raise ConfigError(atari_remedy(name) or f"{problem} {name!r}: {nearest(name, names)}")
 
 
 def strongly_typed(tree: PyTree) -> PyTree:
@@ -53,7 +53,8 @@ def import_optional(module: str, name: str, extra: str) -> Any:
 
 
 def atari_remedy(environment_id: str) -> str:
-    """Return what to write for Gymnasium's id of an Atari game, such as ALE/SpaceInvaders-v5."""
-    game = environment_id.removeprefix("ALE/").partition("-")[0]
-    name = "atari:" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", game).lower()
-    return f"Atari games have an adapter of their own: write {name} instead of {environment_id}."
+    """Return what to write for Gymnasium's id of an Atari game, such as ALE/Pong-v5, else ""."""
+    if match := re.match(r"ALE/(\w+)|(\w+)(?:NoFrameskip|Deterministic)-v", environment_id):
+        game = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", match[1] or match[2]).lower()
+        return f"Atari games have other names: write atari:{game} instead of {environment_id}."
+    return ""

@@ -142,16 +142,16 @@ def _of_file(
 def _function(name: str) -> Callable[..., Experiment]:
     if name in RECIPES:
         return RECIPES[name]
-    if ":" in name:
-        return _imported(name)
     if name in (of_packages := installed("recipes")):
         return of_packages[name].load()
-    if "." in name:
-        raise ConfigError(f"There is no recipe {name!r}: name one of your own as MODULE:FUNCTION.")
+    if ":" in name or "." in name:
+        return _imported(name)
     _refuse_environment(name)
     if hint := package_of(name):
         raise ConfigError(hint)
-    example = f", such as {name}.recipes:{name}" if Path(name).is_dir() else ""
+    if Path(name, "config.json").exists():
+        raise ConfigError(f"{name} is a run: `podracer resume {name}` goes on with it.")
+    example = f", such as {name}.recipes:{name}" if Path(name, "recipes.py").exists() else ""
     raise ConfigError(
         f"There is no recipe {name!r}: {_suggestion(name, [*RECIPES, *of_packages])} One of your "
         f"own is MODULE:FUNCTION{example}."
@@ -179,8 +179,7 @@ def _suggestion(name: str, recipes: Sequence[str]) -> str:
 
 def _refuse_environment(name: str) -> None:
     """Raise `ConfigError` where the name is not a recipe's but an environment's."""
-    full_name = full_name_of(name)
-    if has_name(full_name):
+    if has_name(full_name := full_name_of(name)):
         raise ConfigError(
             f"{name!r} is an environment and no recipe: train a recipe in it, such as cartpole_ppo "
             f'with `environment="{full_name}"`.'
@@ -190,13 +189,12 @@ def _refuse_environment(name: str) -> None:
 def _imported(name: str) -> Callable[..., Experiment]:
     """Return the recipe that `MODULE:FUNCTION` names."""
     module, _, attribute = name.partition(":")
+    if module.endswith(".py"):
+        recipe = f"{Path(module).stem}:{attribute or 'FUNCTION'}"
+        raise ConfigError(f"{module!r} is a file: in its folder name the module, {recipe}.")
     if not all(part.isidentifier() for part in [*module.split("."), attribute]):
         _refuse_environment(name)
         raise ConfigError(f"There is no recipe {name!r}: name your own as MODULE:FUNCTION.")
-    if module.endswith(".py"):
-        raise ConfigError(
-            f"{module!r} is a file: name its module, {module.removesuffix('.py')}:{attribute}."
-        )
     try:
         function = getattr(importlib.import_module(module), attribute, None)
     except (Exception, SystemExit) as error:  # its code 0 would count as success

@@ -241,6 +241,9 @@ MISTAKES = [
     ("train os:getcwd", "must return an Experiment"),
     ("train catch --frmaes 10", "There is no flag --frmaes here: did you mean --frames?"),
     ("train cartpole_ppo --norm-adv", "did you mean --advantage-normalization?"),
+    ("train --recipe cartpole_ppo", "'cartpole_ppo' is a recipe: write its name before the flags."),
+    ("train catch_a2c --recipe own:mine", "'own:mine' is a recipe: write its name before"),
+    ("train catch --resume RUN", "podracer resume RUN goes on with a run."),
     ("train cartpole_dqn --train-freq 4", "did you mean --rollout-length?"),
     ("train cartpole_dqn --exploration-fraction 0.1", "did you mean --agent.epsilon?"),
     (f"sweep {'1' * 400}", f"a name is too long for a file: {'1' * 60}..."),
@@ -248,6 +251,7 @@ MISTAKES = [
     ("sweep catch --vary optimizer.epsilom=1e-5", "did you mean optimizer.epsilon"),
     ("train catch --frames", "--frames needs a value: write it behind the flag"),
     ("train atari_impala --game pnog", "pong"),
+    ("train atari_impala --game PongNoFrameskip-v4", "write atari:pong instead"),
     # values of an experiment
     ("train catch --frames ten", "'ten' must be a whole number"),
     ("train catch --frames -5", "frames must be at least 1"),
@@ -298,7 +302,8 @@ MISTAKES_IN_FILES = [
         "broken cannot be imported: SyntaxError: invalid syntax (broken.py, line 1).",
     ),
     ("train unmet:f", "cannot be imported: ModuleNotFoundError: No module named 'numpyy' (unmet.p"),
-    ("train own.py:nothing", "'own.py' is a file: name its module, own:nothing."),
+    ("train own.py:nothing", "'own.py' is a file: in its folder name the module, own:nothing."),
+    ("train folder/own.py", "is a file: in its folder name the module, own:FUNCTION."),
     ("train own:nothing", "the recipe nothing must return an Experiment, not NoneType."),
     ("train own:raises", "the recipe own:raises raised KeyError: 'x' (own.py, line 4)."),
     ("train script:f", "script cannot be imported: SystemExit: 0 (script.py, line 3)."),
@@ -316,6 +321,7 @@ MISTAKES_ABOUT_A_RUN = [
     ("play RUN --out /no/directory/film.gif", "there is no directory /no/directory"),
     ("rule RUN", "learned no update rule"),
     ("train catch --run-dir RUN", "already holds a run"),
+    ("train RUN", "is a run: `podracer resume"),
 ]
 
 

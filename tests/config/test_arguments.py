@@ -40,6 +40,7 @@ def tank(**options):
     ("call", "words"),
     [
         (lambda: podracer.train(podracer.PPO()), "object of class PPO: it must be the name of a"),
+        (lambda: podracer.train(environment="catch"), "missing a required argument: 'experiment'"),
         (lambda: podracer.train("catch", frames=1000.0), "frames cannot be 1000.0: write 1000."),
         (lambda: podracer.train("catch", callbacks=[3]), "a callback is a function of the Boundar"),
         (lambda: podracer.train("catch", callbacks=[Notes]), "the name of a package's, not <class"),

@@ -387,7 +387,9 @@ def test_the_memory_probe_needs_memory() -> None:
         ("gymnax:Catch-bsuite", ("gymnax:Catch-bsuite is in podracer-environments: `pip install",)),
         ("zzz", ("`podracer list environments` shows the names",)),
         ("ALE/Pong-v5", ("write atari:pong instead",)),
+        ("SpaceInvadersNoFrameskip-v4", ("write atari:space_invaders instead",)),
         ("CartPole-v1", ("of Gymnasium it is gymnasium:CartPole-v1",)),
+        ("gym:CartPole-v1", ("of Gymnasium it is gymnasium:CartPole-v1",)),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, words: tuple[str, ...]) -> None:

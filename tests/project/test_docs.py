@@ -23,7 +23,7 @@ from podracer.cli.recipe_flags import find_experiment, parse_experiment
 from podracer.cli.train import TrainOptions
 from podracer.io.entry_points import PACKAGES
 
-FOLDERS = (".", "benchmarks", "deploy", "docs", "docs/*", "examples")
+FOLDERS = (".", "benchmarks", "deploy", "docs", "docs/*", "examples/*")
 PAGES = [page for folder in FOLDERS for page in sorted(ROOT.glob(f"{folder}/*.md"))]
 ALL_PAGES = [*PAGES, *sorted(ROOT.glob("packages/**/README.md"))]
 HISTORY = ROOT / "CHANGELOG.md"  # it names what is gone

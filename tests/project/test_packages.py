@@ -92,5 +92,16 @@ def test_a_package_declares_what_it_is(folder):
     assert "podracer_testing.plugin" in (folder / "tests" / "conftest.py").read_text()
 
 
+@pytest.mark.parametrize("name", ["environments", "games", "offline", "trading"])
+def test_a_list_of_environments_shows_how_their_names_go_on(name):
+    folder = ROOT / "packages" / name
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    for prefix, place in project["entry-points"]["podracer.environments"].items():
+        module, function = place.split(":")
+        body = ast.parse((folder / f"{module.replace('.', '/')}.py").read_text()).body
+        (made,) = (x for x in body if isinstance(x, ast.FunctionDef) and x.name == function)
+        assert f"{prefix}:" in ast.get_docstring(made).partition("\n")[0]
+
+
 def test_the_table_of_names_has_the_packages():
     assert PACKAGES.keys() == {folder.name for folder in FOLDERS}

@@ -432,6 +432,14 @@ def test_every_public_name_exists():
     assert not set(dir(podracer)) - set(podracer.__all__)
 
 
+@pytest.mark.parametrize(
+    ("name", "place"), [("DDPG", "DDPG."), ("TD3", "ddpg.td3("), ("Rainbow", "dqn.rainbow(")]
+)
+def test_an_agent_that_is_no_public_name_is_found(name, place):
+    with pytest.raises(AttributeError, match=re.escape(f"podracer.agents.{place}")):
+        getattr(podracer, name)
+
+
 def test_a_replaced_learn_is_not_ignored_by_the_fused_form():
     @podracer.struct
     class Louder(podracer.A2C):

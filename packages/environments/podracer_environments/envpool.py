@@ -45,7 +45,7 @@ RESERVED_OPTIONS = {
 
 
 def envpool(task: str, **options: Any) -> EnvPool:
-    """Return EnvPool's `task`, such as `CartPole-v1`.
+    """Return a task of EnvPool, such as `envpool:CartPole-v1`.
 
     `options` are EnvPool's own for the task, such as `max_episode_steps`. An Atari task gets the
     settings of IMPALA (Espeholt et al. 2018), which `options` replace; its `use_fire_reset` presses

@@ -27,10 +27,11 @@ from podracer_environments.suites import (
 
 
 def gymnax(name: str, **params: Any) -> AutoReset:
-    """Return the gymnax environment `name`, restarting by itself; observations are gymnax's own.
+    """Return an environment of gymnax, such as `gymnax:Breakout-MinAtar`, restarting by itself.
 
-    `params` replace fields of its `default_params`, such as `max_steps_in_episode`. Raises
-    `ConfigError` where gymnax or `six` is not installed and for an unknown name or parameter.
+    Observations are gymnax's own. `params` replace fields of its `default_params`, such as
+    `max_steps_in_episode`. Raises `ConfigError` where gymnax or `six` is not installed and for an
+    unknown name or parameter.
     """
     return auto_reset(_load(name, tuple(sorted(params.items()))))
 

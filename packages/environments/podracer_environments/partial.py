@@ -23,7 +23,7 @@ from podracer.types import ArraySpec, EnvironmentSpec, EnvState, TimeStep
 
 
 def partial(name: str, hide: int | str, **options: Any) -> PartiallyObserved:
-    """Return a device environment without the components `hide` of its observation.
+    """Return a device environment that hides parts of its observation: partial:pendulum,hide=2.
 
     `name` and `options` are those of `podracer.make`. `hide` has indices and ranges with both ends,
     joined by plus signs: `2`, `0+2`, `13-26`. Raises `ConfigError` where observations are not

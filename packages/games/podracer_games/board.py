@@ -44,7 +44,7 @@ def game(
 
 
 def pgx(name: str, **options: Any) -> AutoReset:
-    """Return the game of one player of pgx with a name, such as minatar-breakout.
+    """Return a game of one player of pgx, such as `pgx:minatar-breakout`.
 
     One of two players is made as by `game`. Raises `ConfigError` for an unknown game.
     """

@@ -50,8 +50,8 @@ class DataEnvironment:
         """Return the environment to evaluate in. Raises `ConfigError` if it is unknown."""
         if self.environment is None:
             raise ConfigError(
-                "the data set names no environment to evaluate in: take `evaluations=0`, or "
-                "`data:FILE,environment=NAME`."
+                "the data set names no environment to evaluate in: name it by "
+                "`data:FILE,environment=NAME`, or train with `evaluations=0`."
             )
         return evaluation_environment(self.environment)
 
@@ -91,7 +91,7 @@ class DataEnvironment:
 
 
 def data(name: str, environment: str | None = None, **options: Any) -> DataEnvironment:
-    """Return the environment that replays the data set in a file, or Minari's `minari:ID`.
+    """Return the replay of a data set: `data:FILE.npz`, or of Minari `data:minari:ID`.
 
     `environment` names the one that it comes from, by default as the file does, and "" none;
     `options` are its own, such as a secret, which no file has.

@@ -226,7 +226,10 @@ def test_a_file_decides_no_import(tmp_path):
 def test_a_file_is_read_without_its_environment(tmp_path):
     """Which may not be installed."""
     (tmp_path / "data.npz").write_bytes(dataset(environment="nowhere:1").encode())
-    assert make(f"data:{tmp_path}/data.npz,environment=").environment is None
+    env = make(f"data:{tmp_path}/data.npz,environment=")
+    assert env.environment is None
+    with pytest.raises(ConfigError, match="name it by `data:FILE,environment=NAME`, or train with"):
+        env.for_evaluation()
 
 
 @pytest.mark.parametrize("has_finals", [True, False])

@@ -217,8 +217,8 @@ def _entry(name: str, factory: Factory) -> Any:
             raise ConfigError(f"{name} needs the package {module}: {install}.") from error
         if not isinstance(error, library.error.Error):
             raise ConfigError(f"{name} cannot be imported: {describe_error(error)}") from error
-        if environment.startswith("ALE/"):
-            raise ConfigError(atari_remedy(environment)) from error
+        if remedy := atari_remedy(environment):
+            raise ConfigError(remedy) from error
         registered = "`gymnasium.pprint_registry()` lists them."
         suggestion = nearest(environment_id, sorted(library.registry), registered)
         raise ConfigError(
