@@ -233,12 +233,14 @@ def moments_of(
 
 
 def merge(first: Moments, second: Moments) -> Moments:
-    """Combine the moments of two sets of items.
+    """Combine the moments of two sets of items, the second a batch, which counts at least 2^-18.
 
+    Less would round away: in a long run the variance would sink to the power of two below it.
     Source: Chan, Golub and LeVeque 1979, the pairwise combination of means and variances.
     """
     total = first.count + second.count
     share = second.count / jnp.maximum(total, 1.0)
+    share = jnp.maximum(share, 2.0**-18 * jnp.sign(second.count))
 
     def combine(
         mean: jax.Array, variance: jax.Array, second_mean: jax.Array, second_variance: jax.Array

@@ -14,7 +14,7 @@ from typing import Any
 from podracer.errors import StorageError
 from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.io.run_directory import fsync_directory, unused, write_bytes
-from podracer.io.seal import holds_sealed, retry_reading
+from podracer.io.seal import retry_reading
 from podracer.io.sinks import Record, parse_record, plain
 
 _LOG = logging.getLogger("podracer")
@@ -72,13 +72,21 @@ class JsonlSink:
         self._file.close()
 
 
-def read_records(path: Path) -> bytes:
-    """Return the content of a file of records, nothing if there is none.
+def read_sealed(path: Path, sealed: Mapping[str, Any]) -> bytes | None:
+    """Return the records that a checkpoint sealed, however many; None if a file has others."""
+    data = read_records(path, sealed["size"])
+    is_whole = len(data) == sealed["size"] and hashlib.sha256(data).hexdigest() == sealed["sha256"]
+    return data if is_whole else None
+
+
+def read_records(path: Path, size: int | None = None) -> bytes:
+    """Return the content of a file of records, or its first bytes; nothing if there is none.
 
     Raises `StorageError` if it cannot be read, `CheckpointError` if it is no file of records.
     """
+    limit = LARGE_FILE if size is None else size
     try:
-        return retry_reading(lambda: read_limited(path, LARGE_FILE))
+        return retry_reading(lambda: read_limited(path, limit, cut=size is not None))
     except FileNotFoundError:
         return b""
     except OSError as error:
@@ -89,22 +97,17 @@ def _continued(path: Path, updates: int, sealed: Mapping[str, Any] | None) -> tu
     """Cut a file of records back to an update, atomically; return what is left and its update."""
     if path.is_fifo():
         raise StorageError(f"{path} is a pipe, not a file.")
-    data = read_records(path)
-    if sealed is None:
-        records, last, is_whole = _readable(data, updates)
+    records = None if sealed is None else read_sealed(path, sealed)
+    if records is not None:
+        last = _readable(records[records.rfind(b"\n", 0, -1) + 1 :], updates)[1]
     else:
-        is_whole = holds_sealed(data, sealed)
-        records, last, _ = _readable(data[: sealed["size"]] if is_whole else data, updates)
-    if not is_whole:
-        copy = unused(path.with_name(f"{path.name}.damaged"))
-        write_bytes(copy, data)
-        _LOG.warning(
-            "%s is not as it was at update %d: the readable records are continued, and it is kept "
-            "as %s.",
-            path,
-            updates,
-            copy.name,
-        )
+        data = read_records(path)
+        records, last, is_sound = _readable(data, updates)
+        if sealed is not None or not is_sound:
+            copy = unused(path.with_name(f"{path.name}.damaged"))
+            write_bytes(copy, data)
+            outcome = f"the readable records are continued, and it is kept as {copy.name}."
+            _LOG.warning("%s is not as it was at update %d: %s", path, updates, outcome)
     write_bytes(path, records)
     return records, last
 

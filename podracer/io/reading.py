@@ -17,7 +17,7 @@ from typing import Any
 from podracer.errors import CheckpointError
 
 _JSON_LIMIT = 64 * 2**20  # bytes; a schema of 10,000 leaves takes about 1 MiB
-LINE_LIMIT = 16 * 2**20
+LINE_LIMIT = 64 * 2**20  # bytes; 50 metrics of 65,536 pods
 LARGE_FILE = 2**32
 """Limit in bytes of files of records, and of others that are read as a whole."""
 MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
@@ -33,16 +33,16 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
-def read_limited(path: Path, limit: int = _JSON_LIMIT) -> bytes:
-    """Return the content of a file, by default one of JSON.
+def read_limited(path: Path, limit: int = _JSON_LIMIT, *, cut: bool = False) -> bytes:
+    """Return the content of a file, by default one of JSON; with `cut` its first `limit` bytes.
 
     Raises `CheckpointError` for what is no regular file, and for a file of more than `limit` bytes.
     """
     with naming(path), open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > limit:
+        if size > limit and not cut:
             raise CheckpointError(f"{path} is larger than {limit:,} bytes")
-        return file.read(size)
+        return file.read(min(size, limit))
 
 
 def parse_object(text: bytes | str | None) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file that may be growing, the last one maybe torn.
 
-    Raises `CheckpointError` for what is no regular file, and at a line of more than 16 MiB.
+    Raises `CheckpointError` for what is no regular file, and at a line of more than 64 MiB.
     """
     with naming(path), open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size

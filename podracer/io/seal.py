@@ -90,12 +90,6 @@ def encode_sealed(body: dict[str, Any]) -> bytes:
     return encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()})
 
 
-def holds_sealed(data: bytes, sealed: Mapping[str, Any]) -> bool:
-    """Return whether the content of a file of records begins with those that were sealed."""
-    size = int(sealed["size"])
-    return size <= len(data) and hashlib.sha256(data[:size]).hexdigest() == sealed["sha256"]
-
-
 def seal_json(path: Path, body: dict[str, Any]) -> None:
     """Write `body` as a sealed file, atomically, as `write_json` does."""
     write_bytes(path, encode_sealed(body), mode=mode_of(body))

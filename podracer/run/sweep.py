@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from podracer.drivers.selection import PopulationBased, Range, Rule, Selection
 from podracer.errors import CheckpointError, ConfigError, PodracerError
 from podracer.io.checkpoint import Restored
 from podracer.io.crash import CRASH
-from podracer.io.jsonl import read_records
-from podracer.io.reading import read_object
+from podracer.io.jsonl import read_sealed
+from podracer.io.reading import read_lines, read_object
 from podracer.io.run_directory import write_json
-from podracer.io.seal import CONFIG, holds_sealed
-from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics
+from podracer.io.seal import CONFIG
+from podracer.io.sinks import HYPERPARAMETER, PARENT, parse_record, read_metrics
 from podracer.scores.runs import RunRecords, members_of
 from podracer.scores.score import returns_of
 from podracer.scores.seeds import Score, score_of_runs
@@ -117,7 +118,7 @@ def configurations(directory: Path, recipe: Experiment | None = None) -> list[Co
     evaluation = _last_evaluation(directory, records)
     config = {**read_object(directory / CONFIG), "experiment": to_json(experiment)}
     crash = read_object(directory / CRASH)
-    run = RunRecords(directory.name, config, readable_records(directory), crash, directory)
+    run = RunRecords(directory.name, config, [*readable_records(directory)], crash, directory)
     last = [record for record in records[-1:] if record is not evaluation]
     members = members_of(run, [evaluation, *last])  # all that final scores depend on
     groups: dict[tuple[Hyperparameter, ...], list[int]] = {}
@@ -139,7 +140,7 @@ def best_pod(directory: Path, restored: Restored) -> int:
     pod has a return.
     """
     path, sealed = directory / RECORDS, restored.metadata["records"][RECORDS]
-    if not holds_sealed(read_records(path), sealed):
+    if read_sealed(path, sealed) is None:
         raise CheckpointError(
             f"{path} is not as it was when the checkpoint was saved, so the best pod is unknown: "
             "bring it back, or name a pod."
@@ -235,15 +236,13 @@ def _needed_for_evaluation(directory: Path) -> str:
     return f" with {' and '.join(needed)}" if needed else ""
 
 
-def readable_records(directory: Path) -> list[dict[str, Any]]:
-    """Return the records of the run as a whole; none where their file is lost or damaged."""
-    try:
-        return read_metrics(directory / "metrics.jsonl")
-    except (OSError, PodracerError):
-        return []
+def readable_records(directory: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of the run as a whole that can be read, in however large a file."""
+    with contextlib.suppress(OSError, PodracerError):
+        yield from filter(None, map(parse_record, read_lines(directory / "metrics.jsonl")))
 
 
-def _last_evaluated(records: Sequence[dict[str, Any]], updates: float) -> dict[str, Any] | None:
+def _last_evaluated(records: Iterable[dict[str, Any]], updates: float) -> dict[str, Any] | None:
     evaluations = [r for r in records if "evaluation_return" in r and r["updates"] <= updates]
     return evaluations[-1] if evaluations else None
 

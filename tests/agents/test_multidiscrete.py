@@ -13,6 +13,7 @@ from walk import B, T, Walk, close, slow
 
 from podracer.agent import Blueprint
 from podracer.agents.a2c import A2C
+from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.agents.stacx import Stacx
@@ -129,6 +130,12 @@ def test_actions_are_in_range_and_allowed(name):
     for i, part in enumerate(allowed):
         assert part[actions[..., i]].all()
         assert len(np.unique(actions[..., i])) > 1 or part.sum() == 1
+
+
+def test_an_array_of_one_action_is_no_single_action():
+    spec = EnvironmentSpec("joint", ArraySpec((2,)), MultiDiscrete((4,)))
+    with pytest.raises(ConfigError, match="an action of joint is an array of 1, which A2C"):
+        DQN().build(spec)
 
 
 # --- specifications and masks --------------------------------------------------------------------

@@ -112,6 +112,16 @@ def test_many_small_updates_keep_their_precision():
     np.testing.assert_allclose(moments.variance, data.var(dtype=float), rtol=1e-4)
 
 
+def test_a_long_run_of_single_items_keeps_the_variance():
+    """After 2^24 items one more weighs less than a float32 resolves."""
+    items = jnp.tile(jnp.sqrt(1.2) * jnp.float32([0, 0, 0, 2, 0, 0, 0, -2]), 2**17)[:, None]
+    moments = Moments(jnp.float32(2**24), jnp.float32(0), jnp.float32(1.2))
+    step = lambda moments, item: (add(moments, item, None), None)  # noqa: E731
+    moments = jax.jit(partial(jax.lax.scan, step))(moments, items)[0]
+    np.testing.assert_allclose(moments.mean, 0.0, atol=1e-4)
+    np.testing.assert_allclose(moments.variance, 1.2, rtol=0.02)
+
+
 def test_fresh_moments_change_nothing():
     batch = batches(1, (4,))[0]
     same = normalize(init_moments(ITEM), batch, clip=1e9)

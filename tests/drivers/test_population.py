@@ -173,7 +173,7 @@ def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypa
     assert f"Not ranked: {tmp_path} has no best configuration" in capsys.readouterr().out
     assert not (tmp_path / "best.json").exists()
     monkeypatch.setattr(sweep, "readable_records", lambda _: [])
-    monkeypatch.setattr(sweep, "holds_sealed", lambda *_: True)
+    monkeypatch.setattr(sweep, "read_sealed", lambda *_: b"")
     restored = Restored(5, None, {"records": {sweep.RECORDS: {}}})
     assert sweep.best_pod(tmp_path, restored) == 1
     later = {"updates": 8, "parent": [1, 1, 0]}  # of a selection after that evaluation

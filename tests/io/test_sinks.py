@@ -21,10 +21,12 @@ import pytest
 
 from podracer import recipes
 from podracer.errors import PodracerError
+from podracer.io import jsonl
 from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import Sinks, TensorBoardSink, read_metrics
 from podracer.run.console import Console
 from podracer.run.result import RunInfo
+from podracer.run.sweep import MAX_PODS, readable_records
 
 
 def record(updates, **metrics):
@@ -196,6 +198,32 @@ def test_records_that_are_not_those_of_the_checkpoint_are_said_and_kept(tmp_path
     again = JsonlSink(path, resume_updates=9, sealed=sink.seal())
     assert caplog.text.count("is not as it was") == (not is_whole)
     again.close()
+
+
+def test_however_many_records_there_are_a_run_goes_on(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    for updates in (1, 2, 3):
+        sink.write(record(updates))
+    sealed, kept = sink.seal(), path.read_bytes()
+    sink.write(record(4))
+    sink.close()
+    monkeypatch.setattr(jsonl, "LARGE_FILE", len(kept) - 1)
+    sink = JsonlSink(path, resume_updates=3, sealed=sealed)
+    assert (path.read_bytes(), sink.seal()) == (kept, sealed)
+    with pytest.raises(ValueError, match="came after that of 3"):
+        sink.write(record(3))
+    sink.close()
+    assert [r["updates"] for r in readable_records(tmp_path)] == [1, 2, 3]
+
+
+def test_a_record_of_the_largest_population_is_read(tmp_path):
+    path = tmp_path / "pods.jsonl"
+    metrics = dict.fromkeys(map(str, range(16)), np.full(MAX_PODS, np.float32(1 / 3)))
+    sink = JsonlSink(path)
+    sink.write(record(1, **metrics))
+    sink.close()
+    assert len(read_metrics(path)[0]["15"]) == MAX_PODS
 
 
 def test_damage_within_the_record_is_refused(tmp_path):

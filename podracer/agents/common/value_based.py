@@ -20,8 +20,8 @@ def require_discrete(spec: EnvironmentSpec) -> Discrete:
     """Return the discrete action space; raise `ConfigError` if there is no spec or another one."""
     if isinstance(spec.action, MultiDiscrete):
         raise ConfigError(
-            f"the agent needs one discrete action at a time; {spec.name} has {spec.action.size} at "
-            "once, which A2C, PPO, IMPALA and STACX learn."
+            f"the agent needs one discrete action at a time; an action of {spec.name} is an array "
+            f"of {spec.action.size}, which A2C, PPO, IMPALA and STACX learn."
         )
     if not isinstance(spec.action, Discrete):
         raise ConfigError(
