@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         logger.propagate = False  # whatever handlers other packages give the root
         sys.argv[1:] = redact(sys.argv[1:], stable=True)  # trackers keep the command line
     try:
-        with own_process(), exit_on_stop(), redacted_output():
+        with own_process(), exit_on_stop(), redacted_output(json_alone="--json" in remaining):
             code = _run(name, remaining)
     except KeyboardInterrupt:
         print_stderr("stopped by Ctrl-C.")

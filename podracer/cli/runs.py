@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -19,6 +18,7 @@ from podracer.cli.values import Count, Limits, Mark, RunPath
 from podracer.errors import ConfigError
 from podracer.io.addresses import COPIES, in_addresses, output_folder
 from podracer.io.directories import is_tournament, quoted_path
+from podracer.io.text import print_json
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
@@ -78,8 +78,7 @@ class EvalOptions(EpisodeOptions):
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Run `podracer eval`: evaluate a checkpoint in whole episodes."""
-    with contextlib.redirect_stdout(sys.stderr):
-        elsewhere, remaining = _environment_of_flags(arguments)
+    elsewhere, remaining = _environment_of_flags(arguments)
     options = parse(EvalOptions, "eval", remaining)
     if elsewhere is not None and options.environment is not None:
         raise ConfigError("name an environment, or give the flags of a recipe's own: not both.")
@@ -87,14 +86,12 @@ def evaluate(arguments: Sequence[str]) -> int:
 
     from podracer.config.serialization import to_json
     from podracer.evaluate import make_evaluator
-    from podracer.io.sinks import plain
     from podracer.scores.runs import environment_text
     from podracer.types import Discrete
 
-    with contextlib.redirect_stdout(sys.stderr):  # what an environment prints is no result
-        experiment = options.reopen(elsewhere)
-        run, acting, inputs = options.open(experiment)
-        result = make_evaluator(run.agent, run.env, options.episodes, **acting)(*inputs)
+    experiment = options.reopen(elsewhere)
+    run, acting, inputs = options.open(experiment)
+    result = make_evaluator(run.agent, run.env, options.episodes, **acting)(*inputs)
     figures = {
         "environment": environment_text(to_json(experiment.environment)),
         "episodes": options.episodes,
@@ -111,7 +108,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         **({} if run.pod is None else {"pod": run.pod}),
     }
     if options.json:
-        print(json.dumps({name: plain(value) for name, value in figures.items()}))
+        print_json(figures)
     else:
         for name, value in figures.items():
             print(f"{name:18} {value:g}" if isinstance(value, float) else f"{name:18} {value}")

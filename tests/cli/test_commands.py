@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +30,12 @@ from podracer.cli.resume import free_settings
 from podracer.cli.settings import settings_of
 from podracer.cli.train import TrainOptions
 from podracer.config.serialization import to_json
-from podracer.envs import catalog
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.exits import exit_on_stop
 from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.signals import StopSignals
 from podracer.io.sinks import read_metrics
+from podracer.io.text import print_json
 from podracer.run.resume import FREE_ON_RESUME, Totals, check_metadata
 
 pytestmark = pytest.mark.usefixtures("shared")  # what is patched is not traced
@@ -626,15 +627,18 @@ def test_a_file_of_the_run_is_not_overwritten(command, run, outcome):
     assert (run / "config.json").read_bytes() == before
 
 
-def test_what_an_environment_prints_does_not_spoil_the_figures_of_eval(run, monkeypatch, capfd):
-    entry = catalog.ENVIRONMENTS["catch"]
-    loud = entry._replace(make=lambda: print("loud") or entry.make())
-    monkeypatch.setitem(catalog.ENVIRONMENTS, "catch", loud)
-    with pytest.raises(SystemExit, match="0"):
-        main(["eval", str(run), "--episodes", "4", "--json"])
-    out, error = capfd.readouterr()
-    assert json.loads(out)["episodes"] == 4
-    assert "loud" in error
+def loud(arguments):
+    print("loud")
+    print_json({"steps": (np.float32(0.5), math.nan)})
+
+
+def test_stdout_of_a_command_with_json_has_its_result_alone(monkeypatch, capsys):
+    entry = EntryPoint("loud", f"{__name__}:loud", "podracer.commands")  # as of a package
+    monkeypatch.setattr("podracer.cli.main.installed", lambda kind: {"loud": entry})
+    for flags, out, error in (["--json"], "", "loud\n"), ([], "loud\n", ""):
+        with pytest.raises(SystemExit, match="0"):
+            main(["loud", *flags])
+        assert capsys.readouterr() == (out + '{"steps": [0.5, null]}\n', error)
 
 
 def test_a_device_is_not_replaced(run, outcome, tmp_path):
