@@ -142,7 +142,7 @@ def check_agent(
     An experiment, or a recipe by its name, brings the environment, the data, the length of rollouts
     and the number of environments; a blueprint has 256 of them. The agent is traced with `num_envs`
     environments on each of `num_devices` devices. Their states must not drift apart. On a CPU their
-    reductions must have an order. Nothing is computed.
+    reductions must have an order. Nothing is computed but a batch of actions under masks.
     """
     if isinstance(experiment, str):
         experiment = recipes.find(experiment)
