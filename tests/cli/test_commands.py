@@ -639,6 +639,13 @@ def test_stdout_of_a_command_with_json_has_its_result_alone(monkeypatch, capsys)
         with pytest.raises(SystemExit, match="0"):
             main(["loud", *flags])
         assert capsys.readouterr() == (out + '{"steps": [0.5, null]}\n', error)
+    listing = (
+        "import os; from podracer.cli import listing, main; "
+        "listing._rows = lambda kind: os.write(1, b'low') and {}; main.main()"  # as code in C does
+    )
+    command = [sys.executable, "-c", listing, "list", "agents", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ('{"agents": []}\n', "low")
 
 
 def test_a_device_is_not_replaced(run, outcome, tmp_path):
