@@ -31,7 +31,7 @@ class EpisodeOptions(CheckpointOptions):
 
     policy: PolicyName | None = None
     """Policy that acts: `greedy` or `sampled`. By default the policy of the run's evaluations."""
-    epsilon: float | None = None
+    epsilon: Annotated[float | None, Limits(0, 1)] = None
     """Probability, in [0, 1], of a random action. By default as in the run's evaluations."""
     seed: Annotated[int | None, Limits(0, 2**32 - 1)] = None
     """Random seed of the episodes. By default the run's, which repeats the evaluation at
@@ -78,18 +78,18 @@ class EvalOptions(EpisodeOptions):
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Run `podracer eval`: evaluate a checkpoint in whole episodes."""
-    elsewhere, remaining = _environment_of_flags(arguments)
+    recipe, remaining = _recipe_of_flags(arguments)
     options = parse(EvalOptions, "eval", remaining)
-    if elsewhere is not None and options.environment is not None:
+    if recipe is not None and options.environment is not None:
         raise ConfigError("name an environment, or give the flags of a recipe's own: not both.")
-    elsewhere = options.environment if elsewhere is None else elsewhere
+    elsewhere = options.environment if recipe is None else recipe.environment
 
     from podracer.config.serialization import to_json
     from podracer.evaluate import make_evaluator
     from podracer.scores.runs import environment_text
     from podracer.types import Discrete
 
-    experiment = options.reopen(elsewhere)
+    experiment = options.reopen(elsewhere, recipe)
     run, acting, inputs = options.open(experiment)
     result = make_evaluator(run.agent, run.env, options.episodes, **acting)(*inputs)
     figures = {
@@ -120,8 +120,8 @@ def evaluate(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _environment_of_flags(arguments: Sequence[str]) -> tuple[Any, Sequence[str]]:
-    """Return the environment that flags of a recipe's own make, None without, and the others."""
+def _recipe_of_flags(arguments: Sequence[str]) -> tuple[Experiment | None, Sequence[str]]:
+    """Return the experiment that flags of a recipe's own make, None without, and the others."""
     name = take_values(arguments, {"recipe": str})[0].get("recipe")
     if name is None or name.endswith(".json"):
         return None, arguments
@@ -132,7 +132,7 @@ def _environment_of_flags(arguments: Sequence[str]) -> tuple[Any, Sequence[str]]
     reserved = {field.name for field in dataclasses.fields(EvalOptions)}
     types = {x: hint for x, hint in recipes.options_of(name).items() if x not in reserved}
     values, remaining = take_values(arguments, types)
-    return recipes.find(name, **values).environment if values else None, remaining
+    return recipes.find(name, **values) if values else None, remaining
 
 
 @dataclasses.dataclass(frozen=True)

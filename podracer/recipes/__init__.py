@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
@@ -55,12 +55,11 @@ def find(name: str, **options: Any) -> Experiment:
     if name.endswith(".json"):
         return _of_file(user_path(name), **options)
     function = _function(name)
-    for key, parameter in _parameters(name).items():
-        if parameter.default is parameter.empty and key not in options:
-            raise ConfigError(
-                f"{name} needs a value of {key!r}, which has no default: add it, or name a "
-                "function that returns an Experiment."
-            )
+    if missing := _missing_options(name, options):
+        raise ConfigError(
+            f"{name} needs a value of {missing[0]!r}, which has no default: add it, or name a "
+            "function that returns an Experiment."
+        )
     try:
         experiment = function(**options)
     except PodracerError:
@@ -77,10 +76,11 @@ def find(name: str, **options: Any) -> Experiment:
 def lender(recipe: Experiment | str | None, recorded: Any) -> Experiment | None:
     """Return the experiment that lends a file its classes and objects, None if there is none.
 
-    It is the `recipe`, or the one of an installed package that has the name in the file.
+    It is the `recipe`, or the one of an installed package that has the name in the file, unless it
+    needs options, which no file has.
     """
     name = str(recorded).removesuffix(SUFFIX)
-    if recipe is None and name in installed("recipes"):
+    if recipe is None and name in installed("recipes") and not _missing_options(name):
         recipe = name
     return find(recipe) if isinstance(recipe, str) else recipe
 
@@ -128,6 +128,12 @@ def _parameters(name: str) -> dict[str, inspect.Parameter]:
     raise ConfigError(f"{name} is no recipe: name a function that returns an Experiment.")
 
 
+def _missing_options(name: str, given: Collection[str] = ()) -> list[str]:
+    """Return the names of a recipe's own options that have no default, and are not given."""
+    parameters = _parameters(name).items()
+    return [key for key, x in parameters if x.default is x.empty and key not in given]
+
+
 def _of_file(
     path: Path, environment: str | None = None, recipe: Experiment | str | None = None
 ) -> Experiment:
@@ -151,7 +157,7 @@ def _function(name: str) -> Callable[..., Experiment]:
     _refuse_environment(name)
     if hint := package_of(name):
         raise ConfigError(hint)
-    example = f", such as {name}.recipes:{name}" if Path(name).is_dir() else ""
+    example = f", such as {name}.recipes:{name}" if name and Path(name).is_dir() else ""
     raise ConfigError(
         f"There is no recipe {name!r}: {_suggestion(name, [*RECIPES, *of_packages])} One of your "
         f"own is MODULE:FUNCTION{example}."

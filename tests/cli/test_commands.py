@@ -627,6 +627,18 @@ def test_a_file_of_the_run_is_not_overwritten(command, run, outcome):
     assert (run / "config.json").read_bytes() == before
 
 
+def needing(depth: int, deep: bool = False):
+    return dataclasses.replace(recipes.find("catch_a2c"), seed=100 * deep + depth)
+
+
+def test_a_recipe_may_need_options_that_its_files_do_not_have(monkeypatch):
+    entry = EntryPoint("needing", f"{__name__}:needing", "podracer.recipes")
+    monkeypatch.setattr(recipes, "installed", lambda kind: {"needing": entry})
+    for flags, seed in (["--deep"], 103), (["--deep", "--no-deep"], 3), ([], 3):
+        assert find_recipe("needing", ["--depth", "3", *flags])[0].seed == seed
+    assert recipes.lender(None, "needing") is None  # such runs are opened without it
+
+
 def loud(arguments):
     print("loud")
     print_json({"steps": (np.float32(0.5), math.nan)})
