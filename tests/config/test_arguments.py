@@ -49,6 +49,8 @@ def tank(**options):
             "PPO.network cannot be an object of class MLP: write podracer.TorsoNetwork(podracer.",
         ),
         (lambda: podracer.MLP([64, 64]), "MLP.hidden cannot be [64, 64]: write (64, 64)."),
+        (lambda: podracer.PPO(actor_groups="seen"), "groups cannot be 'seen': write ('seen',)."),
+        (lambda: tank(observe="seen"), "observe must be a tuple, ('seen',), but it is 'seen'."),
         (lambda: tank(options={"leak": 0.3}), "options are pairs: write (('leak', 0.3),)."),
         (
             lambda: podracer.Gymnasium(partial(Tank, leek=0.3), workers=0),
