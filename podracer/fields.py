@@ -102,8 +102,8 @@ def _violation(value: float, low: float, high: float, is_open: bool = False) -> 
     if isinstance(value, int):  # on a device it is an int32
         high = _MAX_INT32 if high == math.inf else high
         if value < low or (is_open and value == low):
-            return f"be above {low:g}" if is_open else f"be at least {math.ceil(low):,}"
-        return f"be at most {math.floor(high):,}" if value > high else None
+            return f"be above {low:g}" if is_open else f"be at least {low:,}".removesuffix(".0")
+        return f"be at most {high:,}".removesuffix(".0") if value > high else None
     if not abs(value) <= float(np.finfo(np.float32).max):  # nor nan
         return "be finite as a float32"
     if (low < value or (low == value and not is_open)) and value <= high:

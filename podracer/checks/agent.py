@@ -63,12 +63,7 @@ def check_fields(settings: Any) -> None:
 
 
 def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int = 2) -> None:
-    """Raise `ConfigError` that names the function if an agent breaks the contract of `Agent`.
-
-    The agent is traced with `num_envs` environments and rollouts of the context's length on each of
-    `num_devices` devices. Their states must not drift apart. On a CPU their reductions must have an
-    order. Nothing is computed but a batch of actions under masks.
-    """
+    """Raise `ConfigError` if an agent breaks its contract, see `podracer.check_agent`."""
     settings, length = blueprint.settings, blueprint.context.rollout_length
     check_fields(settings)
     name = blueprint.name
@@ -287,13 +282,14 @@ def _check_masked_actions(blueprint: Blueprint, num_envs: int) -> None:
         inputs = params, agent.carry(num_envs), timestep, jax.random.split(key, num_envs)
         return [agent.act(*inputs, explore)[0] for explore in (True, False)]
 
-    chosen = jax.device_get(act(blueprint, timestep, jax.random.key(0)))
-    for method, actions in zip(("act", "act(explore=False)"), chosen, strict=True):
-        for action, only in zip(actions, allowed, strict=True):
-            if np.any(action != only):
+    batches = jax.device_get(act(blueprint, timestep, jax.random.key(0)))
+    for method, actions in zip(("act", "act(explore=False)"), batches, strict=True):
+        for action, only_action in zip(actions, allowed, strict=True):
+            if np.any(action != only_action):
                 raise ConfigError(
                     f"{blueprint.name}.{method} chose the action {action} where the action mask of "
-                    f"{spec.name} allows {only} alone: take podracer.ops.action_masks.mask_logits."
+                    f"{spec.name} allows {only_action} alone: mask the logits by `mask_logits` of "
+                    "podracer.ops.action_masks."
                 )
 
 

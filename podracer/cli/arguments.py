@@ -52,8 +52,10 @@ def read_parts(
             if words := [word for word, _ in strays[:count]]:
                 values[setting.path] = setting.read(words)
             elif setting.value is dataclasses.MISSING:
-                word = setting.word
-                raise ConfigError(f"{command} needs {word}: write podracer {command} {word}.")
+                usage = " ".join(x.word for x in table.settings.values() if x.is_positional)
+                raise ConfigError(
+                    f"{command} needs {setting.word}: write podracer {command} {usage}."
+                )
             strays = strays[count:]
     for word, flag in strays:
         table.refuse(word, flag)

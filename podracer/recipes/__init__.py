@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
@@ -55,11 +55,12 @@ def find(name: str, **options: Any) -> Experiment:
     if name.endswith(".json"):
         return _of_file(user_path(name), **options)
     function = _function(name)
-    if missing := _missing_options(name, options):
-        raise ConfigError(
-            f"{name} needs a value of {missing[0]!r}, which has no default: add it, or name a "
-            "function that returns an Experiment."
-        )
+    for key, parameter in _parameters(name).items():
+        if parameter.default is parameter.empty and key not in options:
+            raise ConfigError(
+                f"{name} needs a value of {key!r}, which has no default: add it, or name a "
+                "function that returns an Experiment."
+            )
     try:
         experiment = function(**options)
     except PodracerError:
@@ -80,8 +81,9 @@ def lender(recipe: Experiment | str | None, recorded: Any) -> Experiment | None:
     needs options, which no file has.
     """
     name = str(recorded).removesuffix(SUFFIX)
-    if recipe is None and name in installed("recipes") and not _missing_options(name):
-        recipe = name
+    if recipe is None and name in installed("recipes"):
+        needs_options = any(x.default is x.empty for x in _parameters(name).values())
+        recipe = None if needs_options else name
     return find(recipe) if isinstance(recipe, str) else recipe
 
 
@@ -126,12 +128,6 @@ def _parameters(name: str) -> dict[str, inspect.Parameter]:
             variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
             return {key: x for key, x in parameters.items() if x.kind not in variadic}
     raise ConfigError(f"{name} is no recipe: name a function that returns an Experiment.")
-
-
-def _missing_options(name: str, given: Collection[str] = ()) -> list[str]:
-    """Return the names of a recipe's own options that have no default, and are not given."""
-    parameters = _parameters(name).items()
-    return [key for key, x in parameters if x.default is x.empty and key not in given]
 
 
 def _of_file(

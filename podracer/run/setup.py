@@ -151,5 +151,10 @@ def check_agent(
         experiment.check()
         blueprint, default = build(experiment)[0], experiment.driver.num_envs
     else:
+        check_types(experiment.settings)
         blueprint, default = experiment, 256
-    checks.check_agent(blueprint, num_envs=num_envs or default, num_devices=num_devices)
+    counts = {"num_envs": default if num_envs is None else num_envs, "num_devices": num_devices}
+    for name, count in counts.items():
+        if count < 1:
+            raise ConfigError(f"check_agent: {name} must be at least 1, but it is {count}.")
+    checks.check_agent(blueprint, **counts)

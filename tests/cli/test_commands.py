@@ -17,6 +17,7 @@ import sys
 import textwrap
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -24,11 +25,13 @@ import pytest
 import podracer
 from podracer import recipes
 from podracer.cli import main as command_line
+from podracer.cli.arguments import parse
 from podracer.cli.main import main
 from podracer.cli.recipe_flags import find_experiment, find_recipe, parse_experiment
 from podracer.cli.resume import free_settings
 from podracer.cli.settings import settings_of
 from podracer.cli.train import TrainOptions
+from podracer.cli.values import Mark
 from podracer.config.serialization import to_json
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.exits import exit_on_stop
@@ -248,6 +251,7 @@ MISTAKES = [
     ("sweep catch --learning-rate 1e-3 1e-4", "for a sweep, --vary NAME=VALUE,VALUE."),
     ("sweep catch --vary optimizer.epsilom=1e-5", "did you mean optimizer.epsilon"),
     ("train catch --frames", "--frames needs a value: write it behind the flag"),
+    ("train catch --track", "--track needs a value: write it behind the flag"),
     ("train atari_impala --game pnog", "pong"),
     # values of an experiment
     ("train catch --frames ten", "'ten' must be a whole number"),
@@ -287,6 +291,9 @@ def unbuilt():
 def undriven():
     from podracer import A2C, AnakinConfig, Experiment
     return Experiment(environment="catch", agent=A2C(), driver=AnakinConfig, frames=9_999)
+def texted():
+    from podracer import recipes
+    return recipes.find("catch").with_fields({"driver": "anakin"})
 """,
     "script.py": "import sys\n\nsys.exit(0)\n",
     "half.json": "{",
@@ -306,6 +313,7 @@ MISTAKES_IN_FILES = [
     ("check script:f", "There is no environment 'script:f': SystemExit: 0 (script.py, line 3)."),
     ("train own:unbuilt", "Experiment.agent cannot be the class A2C: write A2C(...)."),
     ("train own:undriven", "Experiment.driver cannot be the class AnakinConfig: write Anak"),
+    ("train own:texted", "Experiment.driver cannot be 'anakin': it must be"),
     ("train own:leaves", "the recipe own:leaves raised SystemExit: done (own.py, line 5)."),
     ("train catch --environment gymnasium:script:A-v0", "cannot be imported: SystemExit: 0"),
     ("train --frames 100 catch", "'catch' is a recipe: write its name before the flags."),
@@ -313,6 +321,7 @@ MISTAKES_IN_FILES = [
 MISTAKES_ABOUT_A_RUN = [
     ("resume RUN --frames 0", "frames must be at least 1"),
     ("resume RUN --learning-rate 1", "podracer train RECIPE --learning-rate ... --weights RUN."),
+    ("eval RUN --epsilon 2", "--epsilon must lie in [0, 1], but it is 2.0."),
     ("eval RUN --episodes 0", "--episodes must lie in [1, 1,048,576]"),
     ("play RUN --out /no/directory/film.gif", "there is no directory /no/directory"),
     ("rule RUN", "learned no update rule"),
@@ -625,6 +634,17 @@ def test_a_file_of_the_run_is_not_overwritten(command, run, outcome):
     code, text = outcome(command, run, "--out", run / "config.json")
     assert code == 78, text
     assert (run / "config.json").read_bytes() == before
+
+
+@dataclasses.dataclass(frozen=True)
+class Two:
+    first: Annotated[str, Mark.POSITIONAL]
+    second: Annotated[str, Mark.POSITIONAL]
+
+
+def test_a_missing_argument_is_named_with_the_whole_usage():
+    with pytest.raises(ConfigError, match="needs SECOND: write podracer pair FIRST SECOND"):
+        parse(Two, "pair", ["a"])
 
 
 def needing(depth: int, deep: bool = False):
