@@ -195,6 +195,8 @@ class Experiment:
                 f"an environment makes at most {_MOST:,} steps, but frames "
                 f"{self.frames:,} in {driver.num_envs:,} environments are more: take more of them."
             )
+        if len(set(self.pods)) < len(self.pods):
+            raise ConfigError("two pods are equal, and would count as two seeds: change a seed.")
         chunk = self.run_driver.updates_per_chunk
         if self.arch == "anakin" and steps * chunk > _MOST:
             raise ConfigError(

@@ -10,6 +10,7 @@ import pytest
 import podracer
 from podracer import recipes
 from podracer.agent import DEFAULT_CONTEXT
+from podracer.drivers.population import Pod
 from podracer.envs.catch import Catch
 from podracer.tournament.config import Tournament
 
@@ -62,6 +63,8 @@ def tank(**options):
             "PPO.discount cannot be 'x': it must be a number.",
         ),
         (lambda: Tournament((), round=3), "Tournament has no field 'round': did you mean rounds"),
+        (lambda: podracer.train("catch", recipe="../x"), "run name '../x-s0-"),
+        (lambda: podracer.train("catch", pods=(Pod(0), Pod(0))), "two pods are equal, and would"),
         (lambda: recipes.find("catch").with_arch("Anakin"), "must be one of 'anakin', 'sebulba'."),
         (
             lambda: podracer.Gymnasium(partial(Tank, leek=0.3), workers=0),
