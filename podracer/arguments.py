@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import math
 import re
 import types
 import typing
@@ -201,7 +200,7 @@ def refusal(place: str, value: Any, hint: Any) -> str:
         remedy = f"write {plain if isinstance(plain, tuple) else str(value)}"
     elif isinstance(value, float) and value.is_integer() and fits(int(value), hint):
         remedy = f"write {int(value)}"
-    elif isinstance(value, int | float) and math.isfinite(value) and fits((value,), hint):
+    elif isinstance(value, int | float | str) and fits((value,), hint):
         remedy = f"write {(value,)}"
     elif is_schedule and fits(0, hint):
         remedy += ", as it follows no schedule"
@@ -245,7 +244,7 @@ def _words(hint: Any) -> str:
     if origin is typing.Literal:
         return f"one of {', '.join(map(repr, options))}"
     if origin is tuple:
-        plural = {int: "whole numbers", float: "numbers"}.get(options[0], "objects")
+        plural = {int: "whole numbers", float: "numbers", str: "names"}.get(options[0], "objects")
         return f"a tuple of {plural}"
     if origin is not None:
         return "a function" if origin is collections.abc.Callable else "a list"

@@ -70,9 +70,9 @@ def unchecked(cls: type[T]) -> type[T]:
 def check_ranges(config: Any, path: str, default_range: tuple[Any, ...] | None = None) -> None:
     """Raise `ConfigError` if a field is outside the range that `bounded` or `static` declared.
 
-    A field of integers takes no other numbers, and a bool no text. Fields that are dataclasses are
-    checked too; the range of such a field holds for its numbers without one. `path` names `config`
-    in the message, and `default_range` holds for its fields without one.
+    A field of integers takes no other numbers, and a bool or a tuple no text. Fields that are
+    dataclasses are checked too; the range of such a field holds for its numbers without one. `path`
+    names `config` in the message, and `default_range` holds for its fields without one.
     """
     for field in dataclasses.fields(config):
         value: Any = getattr(config, field.name)
@@ -81,8 +81,10 @@ def check_ranges(config: Any, path: str, default_range: tuple[Any, ...] | None =
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             check_ranges(value, name, limits_of_field)
             continue
-        if str(field.type) == "bool" and isinstance(value, str):  # any text would count as true
-            raise ConfigError(f"{name} must be true or false, but it is {value!r}.")
+        if isinstance(value, str) and str(field.type).startswith(("bool", "tuple")):
+            # Any text would count as true, and its letters as names.
+            kind = f"a tuple, {(value,)}" if "tuple" in str(field.type) else "true or false"
+            raise ConfigError(f"{name} must be {kind}, but it is {value!r}.")
         if limits_of_field is not None and value is not None:
             if isinstance(value, list):
                 raise ConfigError(f"{name} must be a tuple, {tuple(value)}, and no list.")
@@ -100,8 +102,8 @@ def _violation(value: float, low: float, high: float, is_open: bool = False) -> 
     if isinstance(value, int):  # on a device it is an int32
         high = _MAX_INT32 if high == math.inf else high
         if value < low or (is_open and value == low):
-            return f"be above {low:g}" if is_open else f"be at least {math.ceil(low):,}"
-        return f"be at most {math.floor(high):,}" if value > high else None
+            return f"be above {low:g}" if is_open else f"be at least {low:,}".removesuffix(".0")
+        return f"be at most {high:,}".removesuffix(".0") if value > high else None
     if not abs(value) <= float(np.finfo(np.float32).max):  # nor nan
         return "be finite as a float32"
     if (low < value or (low == value and not is_open)) and value <= high:

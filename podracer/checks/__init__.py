@@ -1,4 +1,4 @@
-"""Checks of a user's agent and environment, by abstract evaluation: nothing is compiled or run.
+"""Checks of a user's agent and environment, by abstract evaluation, but for actions under masks.
 
 All raise `ConfigError` with one sentence that names the method, the leaf, and the expected and the
 actual value.

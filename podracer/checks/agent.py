@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from podracer.agent import Agent, Blueprint, policy_params
 from podracer.checks.errors import ARRAYS, structure_change, trace, type_text
+from podracer.checks.random_play import random_actions
 from podracer.devices.mesh import DATA, REPLICATED
 from podracer.devices.ordering import call_in_order, is_reduction, scan_parts
 from podracer.devices.reductions import MaskedMean
@@ -24,6 +25,7 @@ from podracer.io.entry_points import PACKAGES
 from podracer.io.sinks import group
 from podracer.types import (
     Carry,
+    Continuous,
     LearnerState,
     Metrics,
     Params,
@@ -31,6 +33,7 @@ from podracer.types import (
     Step,
     TimeStep,
     Trajectory,
+    action_mask,
     blank_timestep,
     leaves_by_path,
 )
@@ -60,12 +63,7 @@ def check_fields(settings: Any) -> None:
 
 
 def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int = 2) -> None:
-    """Raise `ConfigError` that names the function if an agent breaks the contract of `Agent`.
-
-    The agent is traced with `num_envs` environments and rollouts of the context's length on each of
-    `num_devices` devices. Their states must not drift apart. On a CPU their reductions must have an
-    order. Nothing is computed.
-    """
+    """Raise `ConfigError` if an agent breaks its contract, see `podracer.check_agent`."""
     settings, length = blueprint.settings, blueprint.context.rollout_length
     check_fields(settings)
     name = blueprint.name
@@ -230,6 +228,7 @@ def _check_act(
     if not learns_rule and not _is_of_repository(blueprint.settings):
         _act(blueprint, built, num_envs, inputs, explore=False)
         _check_distribution(blueprint, built, inputs[:3])
+        _check_masked_actions(blueprint, num_envs)
     _check_rows(f"{name}.act", "extras", extras, num_envs)
     step = Step(timestep, action, extras)
     steps = jax.tree.map(lambda x: jax.ShapeDtypeStruct((length, *x.shape), x.dtype), step)
@@ -260,6 +259,38 @@ def _act(
         raise ConfigError(f"{place} must return actions {wanted}, not {actual}.")
     _check_kept(place, "carry", inputs[1], new_carry)
     return result
+
+
+def _check_masked_actions(blueprint: Blueprint, num_envs: int) -> None:
+    """Raise `ConfigError` if an agent's first state chooses actions that masks forbid.
+
+    Each mask allows one action, which is the right one for all parameters.
+    """
+    spec, timestep = blueprint.spec, blank_timestep(blueprint.spec, num_envs)
+    blank_mask = action_mask(timestep.observation)
+    if blank_mask is None or isinstance(spec.action, Continuous):
+        return
+    allowed = random_actions(np.random.default_rng(0), spec, None, num_envs)
+    columns = zip(spec.action.components, allowed.reshape(num_envs, -1).T, strict=True)
+    mask = np.concatenate([np.eye(size, dtype=bool)[x] for size, x in columns], axis=1)
+    timestep = jax.tree.map(lambda x: mask if x is blank_mask else x, timestep)
+
+    @jax.jit
+    def act(blueprint: Blueprint, timestep: TimeStep, key: jax.Array) -> list[Any]:
+        agent = blueprint.build()
+        params = policy_params(agent, agent.init(key, num_envs))
+        inputs = params, agent.carry(num_envs), timestep, jax.random.split(key, num_envs)
+        return [agent.act(*inputs, explore)[0] for explore in (True, False)]
+
+    batches = jax.device_get(act(blueprint, timestep, jax.random.key(0)))
+    for method, actions in zip(("act", "act(explore=False)"), batches, strict=True):
+        for action, only_action in zip(actions, allowed, strict=True):
+            if np.any(action != only_action):
+                raise ConfigError(
+                    f"{blueprint.name}.{method} chose the action {action} where the action mask of "
+                    f"{spec.name} allows {only_action} alone: mask the logits by `mask_logits` of "
+                    "podracer.ops.action_masks."
+                )
 
 
 def _check_distribution(

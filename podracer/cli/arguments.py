@@ -52,8 +52,10 @@ def read_parts(
             if words := [word for word, _ in strays[:count]]:
                 values[setting.path] = setting.read(words)
             elif setting.value is dataclasses.MISSING:
-                word = setting.word
-                raise ConfigError(f"{command} needs {word}: write podracer {command} {word}.")
+                usage = " ".join(x.word for x in table.settings.values() if x.is_positional)
+                raise ConfigError(
+                    f"{command} needs {setting.word}: write podracer {command} {usage}."
+                )
             strays = strays[count:]
     for word, flag in strays:
         table.refuse(word, flag)
@@ -94,9 +96,13 @@ def take_values(
     values: dict[str, Any] = {}
     remaining: list[str] = []
     for flag in flags:
-        if flag.name in hints:
-            words, extra_words = flag.split()
-            values[flag.name] = kind_of(hints[flag.name]).read(words, flag.spelling)
+        name = flag.name
+        if not flag.words and hints.get(name.removeprefix("no_")) is bool:
+            name = name.removeprefix("no_")
+            flag = flag._replace(words=(str(name == flag.name),))
+        if name in hints:
+            words, extra_words = flag.split(str if hints[name] is bool else hints[name])
+            values[name] = kind_of(hints[name]).read(words, flag.spelling)
             first += extra_words
         else:
             remaining += flag.arguments

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import inspect
-import json
-import sys
 from typing import Annotated, Any
 
 from podracer.cli.values import Mark
 from podracer.errors import ConfigError
+from podracer.io.text import print_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,18 +35,20 @@ def check(options: CheckOptions) -> int:
     environment: Any = options.environment
     module, _, attribute = options.environment.partition(":")
     find_modules_here(options.environment)
-    with contextlib.redirect_stdout(sys.stderr):  # what an environment prints is no report
-        if attribute.isidentifier() and not has_name(options.environment):
-            try:
-                environment = getattr(importlib.import_module(module), attribute)
-                is_class = isinstance(environment, type) and not is_of_gymnasium(environment)
-                if is_class or inspect.isroutine(environment):
-                    instance = environment()
-                    is_gymnasium = is_of_gymnasium(type(instance))
-                    environment = Gymnasium(environment, workers=0) if is_gymnasium else instance
-            except (Exception, SystemExit) as error:  # its code 0 would count as success
-                problem = f"There is no environment {options.environment!r}"
-                raise ConfigError(f"{problem}: {describe_error(error)}") from error
-        report = examine(environment)
-    print(json.dumps(report.to_json()) if options.json else report)
+    if attribute.isidentifier() and not has_name(options.environment):
+        try:
+            environment = getattr(importlib.import_module(module), attribute)
+            is_class = isinstance(environment, type) and not is_of_gymnasium(environment)
+            if is_class or inspect.isroutine(environment):
+                instance = environment()
+                is_gymnasium = is_of_gymnasium(type(instance))
+                environment = Gymnasium(environment, workers=0) if is_gymnasium else instance
+        except (Exception, SystemExit) as error:  # its code 0 would count as success
+            problem = f"There is no environment {options.environment!r}"
+            raise ConfigError(f"{problem}: {describe_error(error)}") from error
+    report = examine(environment)
+    if options.json:
+        print_json(report.to_json())
+    else:
+        print(report)
     return 0 if report.usable else 78

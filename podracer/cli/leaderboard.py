@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from podracer.cli.run_options import RunOptions, RunPath
 from podracer.errors import ConfigError
 from podracer.io.addresses import COPIES, in_addresses, local_run
 from podracer.io.directories import quoted_path
+from podracer.io.text import print_json
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
@@ -58,7 +58,7 @@ def leaderboard(options: LeaderboardOptions) -> int:
     check_settings(state.header)
     if options.json:
         for entry in state.board:
-            print(json.dumps(entry_as_json(entry)))
+            print_json(entry_as_json(entry))
         return 0
     rounds = state.header.tournament["rounds"]
     with LiveStandings(rounds, options.run, whole=True) as live, suppress(KeyboardInterrupt):
@@ -70,7 +70,6 @@ def leaderboard(options: LeaderboardOptions) -> int:
 
 
 def _leaderboard_of_sweep(options: LeaderboardOptions) -> int:
-    from podracer.io.sinks import plain
     from podracer.run.sweep import configurations
 
     if options.watch:
@@ -88,11 +87,11 @@ def _leaderboard_of_sweep(options: LeaderboardOptions) -> int:
         row = {
             "hyperparameters": {h.name: h.value for h in configuration.hyperparameters},
             "pods": configuration.pods,
-            "score": plain(configuration.score.mean),
+            "score": configuration.score.mean,
             "seeds": len(configuration.score.values),
             "remarks": configuration.score.marks,
         }
-        print(json.dumps(row))
+        print_json(row)
     return 0
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from podracer.cli.arguments import parse
 from podracer.cli.values import Mark
+from podracer.io.text import print_json
 
 _OTHER_NAMES = {
     "agent": "agents",
@@ -17,7 +17,6 @@ _OTHER_NAMES = {
     "environment": "environments",
     "recipe": "recipes",
 }
-Row = dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +37,7 @@ def list_names(arguments: Sequence[str]) -> int:
     kinds = ("agents", "environments", "recipes") if options.kind == "all" else (options.kind,)
     rows = {kind: [row for _, row in sorted(_rows(kind).items())] for kind in kinds}
     if options.json:
-        print(json.dumps(rows))
+        print_json(rows)
         return 0
     for title, table in rows.items():
         print(f"{title}:" if table else f"{title}: none")
@@ -48,7 +47,7 @@ def list_names(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _rows(kind: str) -> dict[str, Row]:
+def _rows(kind: str) -> dict[str, dict[str, str]]:
     """Return what has a name, by the name: it, its description, and what else there is to know."""
     from podracer import agents, envs, recipes
     from podracer.io.entry_points import installed, summary

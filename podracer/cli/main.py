@@ -59,8 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         logger.addHandler(_Handler())
         logger.propagate = False  # whatever handlers other packages give the root
         sys.argv[1:] = redact(sys.argv[1:], stable=True)  # trackers keep the command line
+        if "--json" in remaining:  # libraries in C and other processes print to the descriptor
+            sys.stdout = open(os.dup(_STDOUT), "w")  # noqa: SIM115
+            os.dup2(sys.stderr.fileno(), _STDOUT)
     try:
-        with own_process(), exit_on_stop(), redacted_output():
+        with own_process(), exit_on_stop(), redacted_output(json_alone="--json" in remaining):
             code = _run(name, remaining)
     except KeyboardInterrupt:
         print_stderr("stopped by Ctrl-C.")
@@ -83,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if arguments is None:
         exit_despite_threads(code)
     sys.exit(code)
@@ -99,7 +102,7 @@ class _Handler(logging.Handler):
 def _is_left() -> bool:
     """Return whether nobody reads the output any more, as in `... | head`."""
     poll = select.poll()
-    poll.register(_STDOUT, 0)  # a hangup is reported without being asked for
+    poll.register(sys.stdout.fileno(), 0)  # a hangup is reported without being asked for
     return bool(poll.poll(0))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import sys
@@ -45,14 +44,13 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     It has the size, and the environment with the architecture which that needs, of the flags.
     """
     find_modules_here(name, own_recipe(name, flags))
-    with contextlib.redirect_stdout(sys.stderr):  # modules of the user may print
-        options, remaining = take_values(flags, recipes.options_of(name))
-        values = take_values(remaining, {"size": Size, "environment": str, "recipe": str})[0]
-        title = values.get("recipe", name)
-        if title != name and (":" in title or title in recipes.RECIPES):
-            raise ConfigError(_IS_RECIPE.format(title))
-        find_modules_here((values | options).get("environment"))
-        experiment = recipes.find(name, **options)
+    options, remaining = take_values(flags, recipes.options_of(name))
+    values = take_values(remaining, {"size": Size, "environment": str, "recipe": str})[0]
+    title = values.get("recipe", name)
+    if title != name and (":" in title or title in recipes.RECIPES):
+        raise ConfigError(_IS_RECIPE.format(title))
+    find_modules_here((values | options).get("environment"))
+    experiment = recipes.find(name, **options)
     if "size" in values:
         experiment = recipes.with_size(experiment, name, values["size"])
     if "environment" in values:

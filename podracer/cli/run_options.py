@@ -37,10 +37,11 @@ class RunOptions:
     """Environment of the run, repeated. It is needed where the name has a module imported, such as
     gymnasium:my_package:Maze-v0: no file decides that."""
 
-    def reopen(self, elsewhere: Any = None) -> Experiment:
+    def reopen(self, elsewhere: Any = None, lender: Experiment | None = None) -> Experiment:
         """Return the experiment of the run, in the environment `elsewhere` if that is given.
 
-        Raises `ConfigError` if there is no run, or if a flag names another environment.
+        `lender` is the recipe's experiment, by default made without options of its own. Raises
+        `ConfigError` if there is no run, or if a flag names another environment.
         """
         from podracer.cli.recipe_flags import find_modules_here, find_recipe
         from podracer.config.serialization import read_config
@@ -52,9 +53,10 @@ class RunOptions:
             remedy = f"name a run of it, such as {best}" if best else "none of its rounds has ended"
             raise ConfigError(f"{directory} is a tournament: {remedy}.")
         find_modules_here(self.environment)
-        experiment = None if self.recipe is None else find_recipe(self.recipe, ())[0]
+        if lender is None and self.recipe is not None:
+            lender = find_recipe(self.recipe, ())[0]
         environment = self.environment if elsewhere is None else elsewhere
-        experiment = reopen(directory, experiment, environment)
+        experiment = reopen(directory, lender, environment)
         recorded = read_config(directory / "config.json")["experiment"].get("environment")
         is_other = isinstance(recorded, str) and self.environment not in (None, recorded)
         if is_other and elsewhere is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -19,6 +18,7 @@ from podracer.cli.values import Count, Limits, Mark, RunPath
 from podracer.errors import ConfigError
 from podracer.io.addresses import COPIES, in_addresses, output_folder
 from podracer.io.directories import is_tournament, quoted_path
+from podracer.io.text import print_json
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
@@ -31,7 +31,7 @@ class EpisodeOptions(CheckpointOptions):
 
     policy: PolicyName | None = None
     """Policy that acts: `greedy` or `sampled`. By default the policy of the run's evaluations."""
-    epsilon: float | None = None
+    epsilon: Annotated[float | None, Limits(0, 1)] = None
     """Probability, in [0, 1], of a random action. By default as in the run's evaluations."""
     seed: Annotated[int | None, Limits(0, 2**32 - 1)] = None
     """Random seed of the episodes. By default the run's, which repeats the evaluation at
@@ -78,23 +78,20 @@ class EvalOptions(EpisodeOptions):
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Run `podracer eval`: evaluate a checkpoint in whole episodes."""
-    with contextlib.redirect_stdout(sys.stderr):
-        elsewhere, remaining = _environment_of_flags(arguments)
+    recipe, remaining = _recipe_of_flags(arguments)
     options = parse(EvalOptions, "eval", remaining)
-    if elsewhere is not None and options.environment is not None:
+    if recipe is not None and options.environment is not None:
         raise ConfigError("name an environment, or give the flags of a recipe's own: not both.")
-    elsewhere = options.environment if elsewhere is None else elsewhere
+    elsewhere = options.environment if recipe is None else recipe.environment
 
     from podracer.config.serialization import to_json
     from podracer.evaluate import make_evaluator
-    from podracer.io.sinks import plain
     from podracer.scores.runs import environment_text
     from podracer.types import Discrete
 
-    with contextlib.redirect_stdout(sys.stderr):  # what an environment prints is no result
-        experiment = options.reopen(elsewhere)
-        run, acting, inputs = options.open(experiment)
-        result = make_evaluator(run.agent, run.env, options.episodes, **acting)(*inputs)
+    experiment = options.reopen(elsewhere, recipe)
+    run, acting, inputs = options.open(experiment)
+    result = make_evaluator(run.agent, run.env, options.episodes, **acting)(*inputs)
     figures = {
         "environment": environment_text(to_json(experiment.environment)),
         "episodes": options.episodes,
@@ -111,7 +108,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         **({} if run.pod is None else {"pod": run.pod}),
     }
     if options.json:
-        print(json.dumps({name: plain(value) for name, value in figures.items()}))
+        print_json(figures)
     else:
         for name, value in figures.items():
             print(f"{name:18} {value:g}" if isinstance(value, float) else f"{name:18} {value}")
@@ -123,8 +120,8 @@ def evaluate(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _environment_of_flags(arguments: Sequence[str]) -> tuple[Any, Sequence[str]]:
-    """Return the environment that flags of a recipe's own make, None without, and the others."""
+def _recipe_of_flags(arguments: Sequence[str]) -> tuple[Experiment | None, Sequence[str]]:
+    """Return the experiment that flags of a recipe's own make, None without, and the others."""
     name = take_values(arguments, {"recipe": str})[0].get("recipe")
     if name is None or name.endswith(".json"):
         return None, arguments
@@ -135,7 +132,7 @@ def _environment_of_flags(arguments: Sequence[str]) -> tuple[Any, Sequence[str]]
     reserved = {field.name for field in dataclasses.fields(EvalOptions)}
     types = {x: hint for x, hint in recipes.options_of(name).items() if x not in reserved}
     values, remaining = take_values(arguments, types)
-    return recipes.find(name, **values).environment if values else None, remaining
+    return recipes.find(name, **values) if values else None, remaining
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,7 +66,8 @@ class Flag(NamedTuple):
         count = len(self.words) if kind.is_tuple else int(not is_switch)
         count = 1 if self.is_joined else count
         words = tuple(filter(None, self.words[:count])) if kind.is_tuple else self.words[:count]
-        if not (words or is_switch or (kind.is_tuple and kind.names != ("str",))):
+        may_be_none = kind.is_tuple and kind.names in (("int",), ("float",))
+        if not (words or is_switch or may_be_none):
             raise ConfigError(
                 f"{self.spelling} needs a value: write it behind the flag, or leave it out."
             )

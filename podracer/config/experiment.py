@@ -14,7 +14,7 @@ import numpy as np
 
 from podracer.agent import Settings
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
-from podracer.arguments import fits, named, refusal, type_hints
+from podracer.arguments import fits, named, refusal, type_hints, typed
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.exchange import check_period
 from podracer.drivers.population import (
@@ -33,10 +33,8 @@ from podracer.evaluate import MAX_EPISODES, PolicyKind
 from podracer.fields import NO_FLAG, bounded, check_ranges
 from podracer.names import OTHER_NAMES, nearest
 
-_MAX_STEPS = 2**31 - 1  # an update counts them in an int32
-# Half of what an uint32 counts, since every second step may only reset an environment.
-_MAX_UPDATES = 2**31 - 1
-_MAX_STEPS_OF_ONE = 2**31 - 1  # environment
+# What an int32 counts, and half of what an uint32 does: every second step may only reset.
+_MOST = 2**31 - 1
 
 
 @named
@@ -101,7 +99,8 @@ class Experiment:
         """Architecture of the run: `anakin` or `sebulba`."""
         return "anakin" if isinstance(self.driver, AnakinConfig) else "sebulba"
 
-    def with_arch(self, arch: str) -> Experiment:
+    @typed
+    def with_arch(self, arch: Literal["anakin", "sebulba"]) -> Experiment:
         """Return this experiment under an architecture, with the settings that both share."""
         if arch == self.arch:
             return self
@@ -177,29 +176,31 @@ class Experiment:
 
     def check(self) -> None:
         """Raise `ConfigError` for values out of range."""
-        if isinstance(self.driver, type):
-            raise ConfigError(refusal("Experiment.driver", self.driver, AnakinConfig))
+        if not isinstance(self.driver, kinds := AnakinConfig | SebulbaConfig):
+            raise ConfigError(refusal("Experiment.driver", self.driver, kinds))
         check_ranges(self, "")
         steps, driver = self.driver.steps_per_update, self.driver
-        if steps > _MAX_STEPS:
+        if steps > _MOST:
             raise ConfigError(
-                f"an update has at most {_MAX_STEPS:,} environment steps, but num_envs "
+                f"an update has at most {_MOST:,} environment steps, but num_envs "
                 f"{driver.num_envs:,} times rollout_length {driver.rollout_length:,} is {steps:,}."
             )
-        if self.num_updates > _MAX_UPDATES:
+        if self.num_updates > _MOST:
             raise ConfigError(
-                f"a run has at most {_MAX_UPDATES:,} updates, but frames {self.frames:,} takes "
+                f"a run has at most {_MOST:,} updates, but frames {self.frames:,} takes "
                 f"{self.num_updates:,} of {steps:,} environment steps."
             )
-        if self.num_updates * driver.rollout_length > _MAX_STEPS_OF_ONE:
+        if self.num_updates * driver.rollout_length > _MOST:
             raise ConfigError(
-                f"an environment makes at most {_MAX_STEPS_OF_ONE:,} steps, but frames "
+                f"an environment makes at most {_MOST:,} steps, but frames "
                 f"{self.frames:,} in {driver.num_envs:,} environments are more: take more of them."
             )
+        if len(set(self.pods)) < len(self.pods):
+            raise ConfigError("two pods are equal, and would count as two seeds: change a seed.")
         chunk = self.run_driver.updates_per_chunk
-        if self.arch == "anakin" and steps * chunk > _MAX_STEPS:
+        if self.arch == "anakin" and steps * chunk > _MOST:
             raise ConfigError(
-                f"a chunk has at most {_MAX_STEPS:,} environment steps, but updates_per_chunk "
+                f"a chunk has at most {_MOST:,} environment steps, but updates_per_chunk "
                 f"{chunk:,} times {steps:,} steps in an update is {steps * chunk:,}."
             )
         if self.exchange is not None:

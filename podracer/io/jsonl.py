@@ -15,7 +15,8 @@ from podracer.errors import StorageError
 from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.io.run_directory import fsync_directory, unused, write_bytes
 from podracer.io.seal import retry_reading
-from podracer.io.sinks import Record, parse_record, plain
+from podracer.io.sinks import Record, parse_record
+from podracer.io.text import plain
 
 _LOG = logging.getLogger("podracer")
 
@@ -48,7 +49,7 @@ class JsonlSink:
         updates = record["updates"]
         if updates is None or updates <= self._updates:
             raise ValueError(f"a record of update {updates} came after that of {self._updates}")
-        line = json.dumps({key: plain(value) for key, value in record.items()}).encode() + b"\n"
+        line = json.dumps(plain(record)).encode() + b"\n"
         try:
             self._file.write(line)
             self._file.flush()

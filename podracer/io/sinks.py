@@ -107,14 +107,6 @@ def is_numeric(value: Any) -> bool:
     return value is None or isinstance(value, float)
 
 
-def plain(value: Any) -> Any:
-    """Return a metric as JSON has it: numbers and lists, null for what is not finite."""
-    value = value.tolist() if hasattr(value, "tolist") else value  # numpy scalars and arrays
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 class TensorBoardSink:
     """Sink that writes scalars over updates to a TensorBoard event file, named `group/metric`.
 

@@ -9,7 +9,9 @@ commands print, and of settings in files that others read. Only files for the us
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import math
 import os
 import re
 import sys
@@ -86,10 +88,15 @@ def mode_of(settings: Any) -> int:
 
 
 @contextlib.contextmanager
-def redacted_output() -> Iterator[None]:
-    """Redact what is printed; stdout, from which programs read paths, keeps values of variables."""
+def redacted_output(*, json_alone: bool = False) -> Iterator[None]:
+    """Redact what is printed; stdout, from which programs read paths, keeps values of variables.
+
+    With `json_alone`, stdout has what `print_json` prints, and stderr has the rest.
+    """
     stdout: Any = _RedactedStream(sys.stdout, stable=True)
     stderr: Any = _RedactedStream(sys.stderr, stable=False)
+    if json_alone:
+        stderr.of_json, stdout = stdout, stderr
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         yield
 
@@ -108,6 +115,21 @@ class _RedactedStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def print_json(value: Any) -> None:
+    """Print a result as a line of JSON, the only text on stdout of a command with `--json`."""
+    print(json.dumps(plain(value)), file=getattr(sys.stdout, "of_json", sys.stdout), flush=True)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: numbers and lists, null for what is not finite."""
+    value = value.tolist() if hasattr(value, "tolist") else value  # numpy scalars and arrays
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def redact_log() -> None:

@@ -77,11 +77,13 @@ def find(name: str, **options: Any) -> Experiment:
 def lender(recipe: Experiment | str | None, recorded: Any) -> Experiment | None:
     """Return the experiment that lends a file its classes and objects, None if there is none.
 
-    It is the `recipe`, or the one of an installed package that has the name in the file.
+    It is the `recipe`, or the one of an installed package that has the name in the file, unless it
+    needs options, which no file has.
     """
     name = str(recorded).removesuffix(SUFFIX)
     if recipe is None and name in installed("recipes"):
-        recipe = name
+        needs_options = any(x.default is x.empty for x in _parameters(name).values())
+        recipe = None if needs_options else name
     return find(recipe) if isinstance(recipe, str) else recipe
 
 
@@ -149,9 +151,10 @@ def _function(name: str) -> Callable[..., Experiment]:
     _refuse_environment(name)
     if hint := package_of(name):
         raise ConfigError(hint)
-    if Path(name, "config.json").exists():
+    if name and Path(name, "config.json").exists():
         raise ConfigError(f"{name} is a run: `podracer resume {name}` goes on with it.")
-    example = f", such as {name}.recipes:{name}" if Path(name, "recipes.py").exists() else ""
+    is_package = name and Path(name, "recipes.py").exists()
+    example = f", such as {name}.recipes:{name}" if is_package else ""
     raise ConfigError(
         f"There is no recipe {name!r}: {_suggestion(name, [*RECIPES, *of_packages])} One of your "
         f"own is MODULE:FUNCTION{example}."

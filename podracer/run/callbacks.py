@@ -17,7 +17,8 @@ from podracer.errors import ConfigError
 from podracer.io.attachments import Attachment, MakeAttachment, find_attachments
 from podracer.io.entry_points import installed
 from podracer.io.jsonl import JsonlSink
-from podracer.io.sinks import Sink, Sinks, TensorBoardSink, is_numeric, plain
+from podracer.io.sinks import Sink, Sinks, TensorBoardSink, is_numeric
+from podracer.io.text import plain
 from podracer.run.errors import tag_component
 from podracer.run.loop import Callback, Run, Wish
 from podracer.run.result import Boundary

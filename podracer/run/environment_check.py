@@ -24,7 +24,7 @@ from podracer.envs.host.gymnasium import Gymnasium
 from podracer.envs.host.gymnasium_check import Watched
 from podracer.errors import ConfigError, PodracerError
 from podracer.frames import CONTINUED, first_source
-from podracer.io.sinks import plain
+from podracer.io.text import plain
 from podracer.types import EnvironmentSpec, TimeStep, leaves_by_path
 
 STEPS, GYMNASIUM_STEPS, SECONDS = 200, 1_000, 5.0  # random play ends with the first of them
@@ -70,7 +70,7 @@ class EnvironmentReport:
             "usable": self.usable,
             "spec": None if self.spec is None else _describe(self.spec),
             "findings": [dataclasses.asdict(finding) for finding in self.findings],
-            "figures": {name: plain(figure) for name, figure in self.figures.items()},
+            "figures": plain(self.figures),
         }
 
     def __repr__(self) -> str:

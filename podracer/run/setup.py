@@ -142,7 +142,7 @@ def check_agent(
     An experiment, or a recipe by its name, brings the environment, the data, the length of rollouts
     and the number of environments; a blueprint has 256 of them. The agent is traced with `num_envs`
     environments on each of `num_devices` devices. Their states must not drift apart. On a CPU their
-    reductions must have an order. Nothing is computed.
+    reductions must have an order. Nothing is computed but a batch of actions under masks.
     """
     if isinstance(experiment, str):
         experiment = recipes.find(experiment)
@@ -151,5 +151,10 @@ def check_agent(
         experiment.check()
         blueprint, default = build(experiment)[0], experiment.driver.num_envs
     else:
+        check_types(experiment.settings)
         blueprint, default = experiment, 256
-    checks.check_agent(blueprint, num_envs=num_envs or default, num_devices=num_devices)
+    counts = {"num_envs": default if num_envs is None else num_envs, "num_devices": num_devices}
+    for name, count in counts.items():
+        if count < 1:
+            raise ConfigError(f"check_agent: {name} must be at least 1, but it is {count}.")
+    checks.check_agent(blueprint, **counts)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from podracer.agent import check_policy
+from podracer.arguments import named
 from podracer.config.experiment import Experiment, check_types
 from podracer.config.serialization import KINDS, from_json, kinds_of, of_this_version, to_json
 from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
@@ -33,6 +34,7 @@ from podracer.tournament.selection import (
 )
 
 
+@named
 @dataclasses.dataclass(frozen=True)
 class Tournament:
     """Pods, rounds, selection and engine of a tournament."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections import OrderedDict
 from functools import partial
@@ -21,6 +22,7 @@ from podracer.checks import check_agent
 from podracer.errors import ConfigError
 from podracer.fields import static, struct
 from podracer.io.entry_points import installed
+from podracer.ops.action_masks import mask_logits
 from podracer.recipes import RECIPES
 from podracer.run.setup import build
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, LearnerState
@@ -215,6 +217,27 @@ def test_a_broken_agent_is_refused_in_one_line(fault):
         check(mine, num_envs=2)
     assert text in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def obeying(mode):
+    """The good agent, which obeys masks in a mode: `act` with `explore`, without, or both."""
+
+    def act(self, params, carry, timestep, keys, explore):
+        logits = timestep.observation["observation"] @ params["policy"]
+        chosen = mask_logits(timestep.observation, logits) if explore in mode else logits
+        return chosen.argmax(-1).astype(jnp.int32), {"logits": logits}, carry
+
+    return agent(act=act)
+
+
+@pytest.mark.parametrize(("mode", "method"), [((), "act"), ((True,), "act(explore=False)")])
+def test_actions_that_a_mask_forbids_are_refused(mode, method):
+    observation = {"observation": ArraySpec((3,)), "action_mask": ArraySpec((2,), bool)}
+    spec = dataclasses.replace(SPEC, observation=observation)
+    check_agent(Blueprint(obeying((True, False)), spec), num_envs=8, num_devices=1)
+    text = f"Mine.{method} chose the action 0 where the action mask of walk allows 1 alone"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        check_agent(Blueprint(obeying(mode), spec), num_envs=8)
 
 
 def test_the_good_agent_passes():

@@ -15,7 +15,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -23,18 +25,20 @@ import pytest
 import podracer
 from podracer import recipes
 from podracer.cli import main as command_line
+from podracer.cli.arguments import parse
 from podracer.cli.main import main
 from podracer.cli.recipe_flags import find_experiment, find_recipe, parse_experiment
 from podracer.cli.resume import free_settings
 from podracer.cli.settings import settings_of
 from podracer.cli.train import TrainOptions
+from podracer.cli.values import Mark
 from podracer.config.serialization import to_json
-from podracer.envs import catalog
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.exits import exit_on_stop
 from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.signals import StopSignals
 from podracer.io.sinks import read_metrics
+from podracer.io.text import print_json
 from podracer.run.resume import FREE_ON_RESUME, Totals, check_metadata
 
 pytestmark = pytest.mark.usefixtures("shared")  # what is patched is not traced
@@ -250,6 +254,7 @@ MISTAKES = [
     ("sweep catch --learning-rate 1e-3 1e-4", "for a sweep, --vary NAME=VALUE,VALUE."),
     ("sweep catch --vary optimizer.epsilom=1e-5", "did you mean optimizer.epsilon"),
     ("train catch --frames", "--frames needs a value: write it behind the flag"),
+    ("train catch --track", "--track needs a value: write it behind the flag"),
     ("train atari_impala --game pnog", "pong"),
     ("train atari_impala --game PongNoFrameskip-v4", "write atari:pong instead"),
     # values of an experiment
@@ -290,6 +295,9 @@ def unbuilt():
 def undriven():
     from podracer import A2C, AnakinConfig, Experiment
     return Experiment(environment="catch", agent=A2C(), driver=AnakinConfig, frames=9_999)
+def texted():
+    from podracer import recipes
+    return recipes.find("catch").with_fields({"driver": "anakin"})
 """,
     "script.py": "import sys\n\nsys.exit(0)\n",
     "half.json": "{",
@@ -310,6 +318,7 @@ MISTAKES_IN_FILES = [
     ("check script:f", "There is no environment 'script:f': SystemExit: 0 (script.py, line 3)."),
     ("train own:unbuilt", "Experiment.agent cannot be the class A2C: write A2C(...)."),
     ("train own:undriven", "Experiment.driver cannot be the class AnakinConfig: write Anak"),
+    ("train own:texted", "Experiment.driver cannot be 'anakin': it must be"),
     ("train own:leaves", "the recipe own:leaves raised SystemExit: done (own.py, line 5)."),
     ("train catch --environment gymnasium:script:A-v0", "cannot be imported: SystemExit: 0"),
     ("train --frames 100 catch", "'catch' is a recipe: write its name before the flags."),
@@ -317,6 +326,7 @@ MISTAKES_IN_FILES = [
 MISTAKES_ABOUT_A_RUN = [
     ("resume RUN --frames 0", "frames must be at least 1"),
     ("resume RUN --learning-rate 1", "podracer train RECIPE --learning-rate ... --weights RUN."),
+    ("eval RUN --epsilon 2", "--epsilon must lie in [0, 1], but it is 2.0."),
     ("eval RUN --episodes 0", "--episodes must lie in [1, 1,048,576]"),
     ("play RUN --out /no/directory/film.gif", "there is no directory /no/directory"),
     ("rule RUN", "learned no update rule"),
@@ -632,15 +642,48 @@ def test_a_file_of_the_run_is_not_overwritten(command, run, outcome):
     assert (run / "config.json").read_bytes() == before
 
 
-def test_what_an_environment_prints_does_not_spoil_the_figures_of_eval(run, monkeypatch, capfd):
-    entry = catalog.ENVIRONMENTS["catch"]
-    loud = entry._replace(make=lambda: print("loud") or entry.make())
-    monkeypatch.setitem(catalog.ENVIRONMENTS, "catch", loud)
-    with pytest.raises(SystemExit, match="0"):
-        main(["eval", str(run), "--episodes", "4", "--json"])
-    out, error = capfd.readouterr()
-    assert json.loads(out)["episodes"] == 4
-    assert "loud" in error
+@dataclasses.dataclass(frozen=True)
+class Two:
+    first: Annotated[str, Mark.POSITIONAL]
+    second: Annotated[str, Mark.POSITIONAL]
+
+
+def test_a_missing_argument_is_named_with_the_whole_usage():
+    with pytest.raises(ConfigError, match="needs SECOND: write podracer pair FIRST SECOND"):
+        parse(Two, "pair", ["a"])
+
+
+def needing(depth: int, deep: bool = False):
+    return dataclasses.replace(recipes.find("catch_a2c"), seed=100 * deep + depth)
+
+
+def test_a_recipe_may_need_options_that_its_files_do_not_have(monkeypatch):
+    entry = EntryPoint("needing", f"{__name__}:needing", "podracer.recipes")
+    monkeypatch.setattr(recipes, "installed", lambda kind: {"needing": entry})
+    for flags, seed in (["--deep"], 103), (["--deep", "--no-deep"], 3), ([], 3):
+        assert find_recipe("needing", ["--depth", "3", *flags])[0].seed == seed
+    assert recipes.lender(None, "needing") is None  # such runs are opened without it
+
+
+def loud(arguments):
+    print("loud")
+    print_json({"steps": (np.float32(0.5), math.nan)})
+
+
+def test_stdout_of_a_command_with_json_has_its_result_alone(monkeypatch, capsys):
+    entry = EntryPoint("loud", f"{__name__}:loud", "podracer.commands")  # as of a package
+    monkeypatch.setattr("podracer.cli.main.installed", lambda kind: {"loud": entry})
+    for flags, out, error in (["--json"], "", "loud\n"), ([], "loud\n", ""):
+        with pytest.raises(SystemExit, match="0"):
+            main(["loud", *flags])
+        assert capsys.readouterr() == (out + '{"steps": [0.5, null]}\n', error)
+    listing = (
+        "import os; from podracer.cli import listing, main; "
+        "listing._rows = lambda kind: os.write(1, b'low') and {}; main.main()"  # as code in C does
+    )
+    command = [sys.executable, "-c", listing, "list", "agents", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ('{"agents": []}\n', "low")
 
 
 def test_a_device_is_not_replaced(run, outcome, tmp_path):

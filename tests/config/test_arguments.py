@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer import recipes
 from podracer.agent import DEFAULT_CONTEXT
+from podracer.drivers.population import Pod
 from podracer.envs.catch import Catch
+from podracer.tournament.config import Tournament
 
 SPEC = Catch().spec
 
@@ -50,7 +53,20 @@ def tank(**options):
             "PPO.network cannot be an object of class MLP: write podracer.TorsoNetwork(podracer.",
         ),
         (lambda: podracer.MLP([64, 64]), "MLP.hidden cannot be [64, 64]: write (64, 64)."),
+        (lambda: podracer.PPO(actor_groups="seen"), "groups cannot be 'seen': write ('seen',)."),
+        (lambda: tank(observe="seen"), "observe must be a tuple, ('seen',), but it is 'seen'."),
         (lambda: tank(options={"leak": 0.3}), "options are pairs: write (('leak', 0.3),)."),
+        (lambda: tank(step_seconds=0), "step_seconds must be at least 0.001, but it is 0."),
+        (lambda: tank(options=("leak", 0.3)), "options are pairs: write (('leak', 0.3),)."),
+        (lambda: podracer.check_agent("catch", num_devices=0), "num_devices must be at least 1"),
+        (
+            lambda: podracer.check_agent(podracer.Blueprint(podracer.PPO(discount="x"), SPEC)),
+            "PPO.discount cannot be 'x': it must be a number.",
+        ),
+        (lambda: Tournament((), round=3), "Tournament has no field 'round': did you mean rounds"),
+        (lambda: podracer.train("catch", recipe="../x"), "run name '../x-s0-"),
+        (lambda: podracer.train("catch", pods=(Pod(0), Pod(0))), "two pods are equal, and would"),
+        (lambda: recipes.find("catch").with_arch("Anakin"), "must be one of 'anakin', 'sebulba'."),
         (
             lambda: podracer.Gymnasium(partial(Tank, leek=0.3), workers=0),
             "unexpected keyword argument 'leek': did you mean leak?",

@@ -638,7 +638,7 @@ def test_what_cannot_be_meant_is_refused(changes, words, tmp_path):
 
 
 def test_arguments_that_do_not_fit_are_refused_in_a_sentence(tmp_path):
-    with pytest.raises(ConfigError, match="attach cannot be 'mirror:x': it must be a list"):
+    with pytest.raises(ConfigError, match="attach cannot be 'mirror:x': write"):
         orchestrator.run_tournament(TOURNAMENT, tmp_path, attach="mirror:x")
     with pytest.raises(ConfigError, match="tournament cannot be 'cartpole_ppo'"):
         orchestrator.run_tournament("cartpole_ppo", tmp_path)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import json
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,6 +15,7 @@ from podracer.cli.run_options import CheckpointOptions, PolicyName, output_file
 from podracer.cli.values import Limits, RunPath
 from podracer.errors import ConfigError
 from podracer.io.addresses import output_folder
+from podracer.io.text import print_json
 from podracer_deploy.serve.address import family_of, url_of
 
 if TYPE_CHECKING:
@@ -47,19 +46,18 @@ def export(arguments: Sequence[str]) -> int:
     suffix = SUFFIXES[options.format]
     path = output_file(options.output, output_folder(options.run) / f"policy{suffix}", (suffix,))
     use_compilation_cache()
-    with contextlib.redirect_stdout(sys.stderr):  # what an environment prints is no result
-        experiment = options.reopen()
-        result = export_policy(
-            options.run,
-            path,
-            format=options.format,
-            sampled=options.policy == "sampled",
-            recipe=experiment,
-            pod=options.pod,
-            checkpoint=options.checkpoint,
-        )
+    experiment = options.reopen()
+    result = export_policy(
+        options.run,
+        path,
+        format=options.format,
+        sampled=options.policy == "sampled",
+        recipe=experiment,
+        pod=options.pod,
+        checkpoint=options.checkpoint,
+    )
     if options.json:
-        print(json.dumps(_figures(result)))
+        print_json(_figures(result))
     else:
         print("\n".join(_table(result)))
     return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +13,14 @@ from PIL import Image, ImageDraw
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.common import array_specs, check_known, strongly_typed
-from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
-from podracer_environments.suites import Adapted, continuous_actions, import_suite
+from podracer_environments.suites import (
+    Adapted,
+    check_time_limit,
+    continuous_actions,
+    import_suite,
+)
 
 BACKENDS = ("spring", "positional", "generalized", "mjx")
 
@@ -48,16 +51,10 @@ def timed_transition(
     return TimedState(inner, time + 1), timestep
 
 
-def check_episode_length(name: str, length: Any) -> None:
-    """Raise `ConfigError` for a time limit that would leave episodes without a step."""
-    if type(length) is not int or length < 1:
-        raise ConfigError(f"{name}: episode_length must be 1, 2, 3 and so on, not {length!r}.")
-
-
 @functools.cache
 def load_simulator(name: str, backend: str, episode_length: int) -> Adapted:
     """Return an environment of Brax as reset and step, one object for equal arguments."""
-    check_episode_length(f"brax:{name}", episode_length)
+    check_time_limit(f"brax:{name}", "episode_length", episode_length)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about its maintenance
         library = import_suite("brax.envs", f"brax:{name}")

@@ -20,6 +20,7 @@ from podracer.types import Continuous, Discrete, EnvironmentSpec, PyTree, TimeSt
 from podracer_environments.suites import (
     Adapted,
     cast_like,
+    check_time_limit,
     continuous_actions,
     import_suite,
     refusing,
@@ -48,6 +49,8 @@ def _load(name: str, changes: tuple[tuple[str, Any], ...]) -> Adapted:
             check_known(key, fields, f"gymnax:{name} has no parameter")
             if isinstance(getattr(params, key), int | float) and not isinstance(value, int | float):
                 raise ConfigError(f"gymnax:{name}: {key} must be a number, not {value!r}.")
+            if key == "max_steps_in_episode":
+                check_time_limit(f"gymnax:{name}", key, value)
         params = dataclasses.replace(params, **dict(changes))
         # The observation space of some environments has another dtype than their observations.
         initial, _ = jax.eval_shape(env.reset_env, jax.random.key(0), params)

@@ -14,8 +14,14 @@ from podracer.envs.common import array_specs, check_known, strongly_typed
 from podracer.errors import ConfigError
 from podracer.fields import struct
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
-from podracer_environments.brax import TimedState, check_episode_length, timed_transition
-from podracer_environments.suites import Adapted, continuous_actions, import_suite, refusing
+from podracer_environments.brax import TimedState, timed_transition
+from podracer_environments.suites import (
+    Adapted,
+    check_time_limit,
+    continuous_actions,
+    import_suite,
+    refusing,
+)
 
 PARTS = {"privileged_state", "state"}  # the second for policies, the first for critics
 
@@ -63,7 +69,7 @@ def load_simulator(
     if randomize and randomizer is None:
         raise ConfigError(f"Playground has no randomizer for {name!r}: leave randomize out.")
     limit = env._config.episode_length
-    check_episode_length(f"playground:{name}", limit)
+    check_time_limit(f"playground:{name}", "episode_length", limit)
 
     def reset(key: jax.Array) -> tuple[TaskState, TimeStep]:
         parameters = draw_model(env, randomizer, jax.random.fold_in(key, 1)) if randomizer else {}

@@ -70,6 +70,12 @@ def refusing(problem: str, *errors: type[Exception]) -> Iterator[None]:
         raise ConfigError(f"{problem}: {reason}.") from error
 
 
+def check_time_limit(name: str, option: str, limit: Any) -> None:
+    """Raise `ConfigError` for a time limit that would leave episodes without a step."""
+    if type(limit) is not int or limit < 1:
+        raise ConfigError(f"{name}: {option} must be 1, 2, 3 and so on, not {limit!r}.")
+
+
 def cast_like(tree: PyTree, target: PyTree) -> PyTree:
     """Return a tree with the dtypes of another one of the same structure."""
     return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), tree, target)

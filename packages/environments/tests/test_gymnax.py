@@ -13,6 +13,7 @@ from variants import variants
 from podracer import recipes
 from podracer.checks import check_environment
 from podracer.envs import make
+from podracer.errors import ConfigError
 from podracer.io.entry_points import installed
 from podracer_environments import gymnax_recipes
 
@@ -57,6 +58,11 @@ def test_gymnax_time_out_is_not_a_terminal() -> None:
     shown, _ = play(make("gymnax:Breakout-MinAtar", max_steps_in_episode=3), 20, 4)
     assert np.flatnonzero(shown.last.all(axis=1)).tolist() == [3, 7, 11, 15, 19]
     assert (shown.discount == 1).all()
+
+
+def test_gymnax_without_a_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_steps_in_episode must be 1, 2, 3 and so on, not 0"):
+        make("gymnax:Catch-bsuite", max_steps_in_episode=0)
 
 
 def test_gymnax_terminal_wins_over_the_clock() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ from podracer.cli.values import Limits, Mark, Seed
 from podracer.errors import ConfigError
 from podracer.io.addresses import local_run
 from podracer.io.steps import Choice
+from podracer.io.text import print_json
 
 if TYPE_CHECKING:
     from podracer_games.matches import MatchResults
@@ -74,7 +74,7 @@ def match(arguments: Sequence[str]) -> int:
         matches.common_game(environments), players, options.games, options.seed
     )
     if options.json:
-        print(json.dumps(_figures(table)))
+        print_json(_figures(table))
     else:
         _print(table)
     return 0

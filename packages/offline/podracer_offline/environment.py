@@ -48,6 +48,12 @@ class DataEnvironment:
 
     def for_evaluation(self) -> Any:
         """Return the environment to evaluate in. Raises `ConfigError` if it is unknown."""
+        if self.environment is None and (module := imported_module(self.source)):
+            raise ConfigError(
+                f"the data come from {self.source!r}, which imports the module {module!r}, and a "
+                f"file does not decide that: add `,environment={self.source}`, or take "
+                "`evaluations=0`."
+            )
         if self.environment is None:
             raise ConfigError(
                 "the data set names no environment to evaluate in: name it by "
@@ -98,20 +104,18 @@ def data(name: str, environment: str | None = None, **options: Any) -> DataEnvir
     """
     kind, _, id = name.partition(":")
     dataset = _minari(id) if kind == "minari" else Dataset.load(user_path(name))
-    if environment is None and (module := imported_module(dataset.environment)):
-        raise ConfigError(
-            f"{name} comes from {dataset.environment!r}, which imports the module {module!r}, and "
-            f"a file does not decide that: add `,environment={dataset.environment}`."
-        )
     source = dataset.environment if environment is None else environment
     parts = (part.partition("=") for part in source.split(","))
     if missing := {key for key, _, value in parts if REDACTED in value} - options.keys():
         raise ConfigError(
             f"{name} comes from {source!r}, whose secrets it lacks: add `,{min(missing)}=...`."
         )
-    if options and not source:
-        raise ConfigError(f"{name} names no environment with options: add `,environment=NAME`.")
-    env = replay(dataset, make(source, **options) if source else None)
+    is_refused = environment is None and imported_module(source)  # a file imports no module
+    if options and (is_refused or not source):
+        raise ConfigError(
+            f"{name} decides no environment with options: add `,environment={source or 'NAME'}`."
+        )
+    env = replay(dataset, make(source, **options) if source and not is_refused else None)
     source = ",".join([source, *(f"{key}={value}" for key, value in options.items())])
     return dataclasses.replace(env, source=source)
 

@@ -15,7 +15,7 @@ sees (Chen et al. 2019, "Learning by Cheating", arXiv 1912.12294).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -203,8 +203,11 @@ def taught(name: str, environment: str = "", hidden: str = "") -> Taught:
     return teach(Path(name), environment or None, tuple(filter(None, hidden.split("+"))))
 
 
+@typed
 def teach(
-    teacher: str | Path | Callable[[PyTree], Any], environment: Any = None, hidden: Any = ()
+    teacher: str | Path | Callable[[PyTree], Any],
+    environment: Any = None,
+    hidden: Sequence[str] = (),
 ) -> Taught:
     """Return a device environment with a teacher.
 

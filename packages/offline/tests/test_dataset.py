@@ -219,8 +219,11 @@ def test_a_data_set_refuses_an_agent_that_is_taught_where_it_goes():
 def test_a_file_decides_no_import(tmp_path):
     path = tmp_path / "data.npz"
     path.write_bytes(dataset(environment="gymnasium:mine:Maze-v0").encode())
+    env = make(f"data:{path}")  # enough for a run without evaluations
     with pytest.raises(ConfigError, match="imports the module 'mine', and a file does not"):
-        make(f"data:{path}")
+        env.for_evaluation()
+    with pytest.raises(ConfigError, match="with options: add `,environment=gymnasium:mine:Maze-v0"):
+        make(f"data:{path},size=3")
 
 
 def test_a_file_is_read_without_its_environment(tmp_path):

@@ -233,6 +233,7 @@ def test_a_run_teaches_and_reinforcement_learning_goes_on_from_the_student(tmp_p
             lambda: teach(mode, WithHint(), hidden=("hints",)),
             "cannot hide hints",
         ),
+        (lambda: teach(mode, WithHint(), hidden="hint"), "hidden cannot be 'hint': write"),
         (lambda: make("taught:RUN,hidden=3"), "hidden cannot be 3: it must be text"),
         (lambda: teach(mode, "gymnasium:CartPole-v1"), "within an environment of the device"),
         (

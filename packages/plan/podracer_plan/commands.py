@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -14,6 +11,7 @@ from podracer.cli.recipe_flags import find_experiment, parse_experiment
 from podracer.cli.settings import split_flags
 from podracer.cli.values import Limits
 from podracer.devices.startup import Hosts, initialize_devices
+from podracer.io.text import print_json
 
 if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
@@ -65,9 +63,11 @@ def compile_programs(arguments: Sequence[str]) -> int:
     )
     from podracer_plan.compiled import compile_run, show
 
-    with contextlib.redirect_stdout(sys.stderr):  # what an environment prints is no result
-        run = compile_run(experiment, target)
-    print(json.dumps(run.to_json()) if options.json else show(run))
+    run = compile_run(experiment, target)
+    if options.json:
+        print_json(run.to_json())
+    else:
+        print(show(run))
     return 0
 
 
@@ -85,16 +85,15 @@ def plan(arguments: Sequence[str]) -> int:
 
     if options.device_bytes is not None:
         target = dataclasses.replace(target, usable_bytes=int(options.device_bytes))
-    with contextlib.redirect_stdout(sys.stderr):
-        result = make_plan(
-            experiment,
-            target,
-            seconds=options.measure,
-            steps_per_second=options.steps_per_second,
-            price=options.price,
-        )
+    result = make_plan(
+        experiment,
+        target,
+        seconds=options.measure,
+        steps_per_second=options.steps_per_second,
+        price=options.price,
+    )
     if options.json:
-        print(json.dumps(result.to_json()))
+        print_json(result.to_json())
     else:
         print("\n".join([show(result.run), *cost_lines(result)]))
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ from podracer.cli.arguments import leading_name, parse, take_values
 from podracer.cli.values import Limits
 from podracer.devices.startup import Hosts, initialize_devices
 from podracer.errors import ConfigError
+from podracer.io.text import print_json
 from podracer_plan.child import child_process, printed_objects
 
 if TYPE_CHECKING:
@@ -76,7 +76,10 @@ def tune(arguments: Sequence[str]) -> int:
         trials.append(trial)
         idle = f"{trial.actor_idle:>13.0%}{trial.learner_idle:>14.0%}"
         row = f"{trial.steps_per_second:>10,.0f}{idle}{trial.lag_mean:>6.1f}   {_flags(trial)}"
-        print(json.dumps(dataclasses.asdict(trial)) if options.json else row, flush=True)
+        if options.json:
+            print_json(dataclasses.asdict(trial))
+        else:
+            print(row, flush=True)
     if not options.json and trials:
         best = max(trials, key=lambda trial: trial.steps_per_second)
         names = [*best.settings, *(f"driver.{name}" for name in best.settings)]

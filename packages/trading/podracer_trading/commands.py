@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ from podracer.cli.arguments import parse
 from podracer.cli.run_options import AtCheckpoint, output_file
 from podracer.cli.values import Mark, RunPath
 from podracer.io.addresses import output_folder
+from podracer.io.text import print_json
 
 ModelsPath = Annotated[Path, Mark.POSITIONAL]
 
@@ -42,7 +42,7 @@ def backtest(arguments: Sequence[str]) -> int:
     result = compare(options.run, checkpoint=options.checkpoint)
     path = page.write_page(result, file)
     if options.json:
-        print(json.dumps(result.to_json()))
+        print_json(result.to_json())
         return 0
     for title, outcome in (("Validation", result.validation), ("Back-test", result.backtest)):
         print(page.heading(title, outcome))

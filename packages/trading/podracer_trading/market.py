@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from podracer.errors import ConfigError
 PRICES = ("open", "high", "low", "close")
 SPLIT_THRESHOLD = 0.25  # relative change of the close between bars that looks like a split
 TRADING_DAYS = 252  # in a year
+_DATE = re.compile(r"[\d-]+([T ][\d:.]+)?")
 _DATES_PER_YEAR = (TRADING_DAYS, 365, 52, 12, 4)
 
 
@@ -169,14 +171,14 @@ def _num_bars_until(market: Market, name: str, period_end: float | str) -> int:
     """Return the number of bars before the end of a period."""
     if isinstance(period_end, str):
         try:
-            if not period_end[:1].isdigit():  # such as "today", which moves
+            if not _DATE.fullmatch(period_end):  # such as "today", which moves
                 raise ValueError
             last = np.datetime64(period_end)
             unit: Any = np.datetime_data(last)[0]
             end = last + np.timedelta64(1, unit)  # a date ends with its day
         except ValueError:
             raise ConfigError(
-                f"{name}={period_end} is not a date: write it as 2019-05-25."
+                f"{name}={period_end} is no date without a time zone: write it as 2019-05-25."
             ) from None
         return int(np.searchsorted(market.times, end))
     if not 0 < period_end < 1:

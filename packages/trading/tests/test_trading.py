@@ -333,6 +333,7 @@ def test_a_mistyped_option_is_refused_with_the_one_that_is_meant(option, meant):
         ("wave,random_start=no", "random_start cannot be 'no': it must be True or False"),
         ("wave,episode_length=120", "episode_length must be at most 119, as long as the period"),
         ("wave,price_scale=0", "price_scale must be above 0"),
+        ("wave,train_until=2010-03-01T09:30Z", "is no date without a time zone: write it as 2019"),
     ],
 )
 def test_an_option_of_another_kind_is_refused(name, words):

@@ -109,6 +109,8 @@ class Gymnasium:
         if isinstance(self.options, dict):
             pairs = tuple(self.options.items())
             raise ConfigError(f"Gymnasium.options are pairs: write {pairs}.")
+        if not all(isinstance(x, tuple) and len(x) == 2 for x in self.options):
+            raise ConfigError(f"Gymnasium.options are pairs: write {(self.options,)}.")
         try:
             hash(self.options)
         except TypeError:
