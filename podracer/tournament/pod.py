@@ -118,16 +118,13 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
     )
     continues = bool(parents) and task.parents[0].name == f"p{task.pod}r{task.round - 1}"
     start = partial(begin, parents, None if continues else task.round)
-    try:
-        result = train(
-            experiment,
-            run_dir=directory,
-            resume=(directory / "config.json").exists(),
-            begin=start if parents else None,
-            progress=False,
-        )
-    except errors.DirectoryError as error:  # the tournament began there, so the machine is at fault
-        raise errors.StorageError(str(error)) from error
+    result = train(
+        experiment,
+        run_dir=directory,
+        resume=(directory / "config.json").exists(),
+        begin=start if parents else None,
+        progress=False,
+    )
     if result.exit_code:
         return result.exit_code
     path = directory / CHECKPOINTS / step_name(saved_updates(directory))
@@ -287,8 +284,6 @@ def wait_for_lock(directory: Path) -> None:
         try:
             with RunLock(directory):
                 return
-        except errors.DirectoryError:
-            return  # the run refuses it as the machine's fault
         except errors.ConfigError:
             if time.monotonic() > deadline:
                 raise StillInUse(f"{directory} is still in use by an earlier attempt.") from None
