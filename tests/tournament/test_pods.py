@@ -19,7 +19,7 @@ import podracer
 from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import from_json
+from podracer.config.serialization import from_json, to_json
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Hyperparameter, Pod
 from podracer.drivers.sebulba import SebulbaConfig
@@ -148,6 +148,19 @@ def test_a_pod_continues_what_callbacks_changed_and_saved(tmp_path, monkeypatch)
     assert saved[0]["changes"] == saved[1]["changes"]
 
 
+def test_a_perturbed_number_wins_over_an_earlier_change_of_a_callback():
+    """The round would train with another number than the leaderboard has."""
+    changes = {"agent": {"learning_rate": 1e-5, "discount": 0.5}, "environment": {"wind": 1.0}}
+    metadata = {"experiment": to_json(EXPERIMENT), "changes": changes}
+    assert pods.kept_changes(metadata, EXPERIMENT) == changes
+    perturbed = EXPERIMENT.with_fields({"agent": {"learning_rate": 2e-3}})
+    del changes["agent"]["learning_rate"]
+    assert pods.kept_changes(metadata, perturbed) == changes
+    metadata["changes"] = {"agent": {"learning_rate": 1e-5}}
+    assert pods.kept_changes(metadata, perturbed) == {}
+    assert pods.kept_changes({**metadata, "changes": None}, perturbed) == {}
+
+
 @dataclasses.dataclass
 class EpisodeKey:
     """The part of a state that an evaluation begins with."""
@@ -233,7 +246,8 @@ def test_who_takes_over_another_draws_its_own_random_numbers(tmp_path):
         experiment = from_json(entry.experiment)
         path = tmp_path / parent.checkpoint
         driver = make_driver(experiment)
-        state, totals = pods.begin([path], entry.round, driver, experiment.key)
+        beginning = pods.begin([path], entry.round, experiment, driver, experiment.key)
+        state, totals, _ = beginning
         before, key, updates = learned(tmp_path, parent)
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.learner), before)
         assert not np.array_equal(jax.random.key_data(state.key), key)
@@ -279,7 +293,7 @@ def test_fusion_is_the_mean_of_weights_and_moments(tmp_path):
     assert entries["p1r1"].parents == ("p0r0", "p1r0")
     experiment = from_json(entries["p1r1"].experiment)
     paths = [tmp_path / entries[parent].checkpoint for parent in entries["p1r1"].parents]
-    fused, _ = pods.begin(paths, 1, make_driver(experiment), experiment.key)
+    fused, *_ = pods.begin(paths, 1, experiment, make_driver(experiment), experiment.key)
     one, other = (learned(tmp_path, entries[parent])[0] for parent in ("p0r0", "p1r0"))
     moments = jax.tree.leaves(one.shared.optimizer_state)
     assert any(np.abs(leaf).max() > 0 for leaf in moments)
