@@ -34,10 +34,7 @@ class CheckpointError(PodracerError):
 
 
 class StorageError(PodracerError, OSError):
-    """File or directory that could not be read or written, or has no room.
-
-    What was stored before is untouched.
-    """
+    """File or directory that cannot be read or written; what was stored before is untouched."""
 
     exit_code = 73
 

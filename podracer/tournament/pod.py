@@ -117,7 +117,7 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
         max_seconds=None if task.seconds is None else earlier.seconds + task.seconds,
     )
     continues = bool(parents) and task.parents[0].name == f"p{task.pod}r{task.round - 1}"
-    start = partial(begin, parents, None if continues else task.round, experiment)
+    start = partial(begin, parents, None if continues else task.round, experiment.agent)
     result = train(
         experiment,
         run_dir=directory,
@@ -149,18 +149,14 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
 
 
 def begin(
-    parents: Sequence[Path],
-    branch: int | None,
-    experiment: Experiment,
-    driver: Driver,
-    key: jax.Array,
+    parents: Sequence[Path], branch: int | None, agent: Any, driver: Driver, key: jax.Array
 ) -> tuple[TrainState, Totals, Mapping[str, Any]]:
     """Return the beginning of a round: its parent's state, or the fusion of several parents.
 
-    Counters, numbers that had changed and what callbacks had saved come from the first, but for
-    numbers that the round's experiment has anew. With `branch` None the pod keeps its parent's
-    random numbers, so it continues to the bit. Else they are its own of the round `branch`: it does
-    not repeat what the parent did next.
+    Counters, numbers that had changed and what callbacks had saved come from the first; `agent` is
+    the round's, see `kept_changes`. With `branch` None the pod keeps its parent's random numbers,
+    so it continues to the bit. Else they are its own of the round `branch`: it does not repeat what
+    the parent did next.
     """
     restored = [
         checkpoint.load(path.parents[1], driver.abstract_state, int(path.name)) for path in parents
@@ -172,16 +168,16 @@ def begin(
         to_round = partial(round_key, branch)
         keys = jax.vmap(to_round)(key) if key.ndim else to_round(key)
         state = dataclasses.replace(state, key=jax.device_put(keys, state.key.sharding))
-    changes = kept_changes(metadata, experiment)
+    changes = kept_changes(metadata, agent)
     return state, Totals(**metadata["totals"]), {**metadata, "changes": changes}
 
 
-def kept_changes(metadata: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """Return the changes that callbacks made before, without fields that selection has changed."""
+def kept_changes(metadata: Mapping[str, Any], agent: Any) -> dict[str, Any]:
+    """Return what callbacks had changed, without fields of the agent that selection has changed."""
     changes = metadata.get("changes") or {}
-    old, new = metadata["experiment"]["agent"], to_json(experiment.agent)
-    kept = {k: v for k, v in changes.get("agent", {}).items() if old.get(k) == new.get(k)}
-    return {part: fields for part, fields in {**changes, "agent": kept}.items() if fields}
+    old, new = metadata["experiment"]["agent"], to_json(agent)
+    fields = {k: v for k, v in changes.get("agent", {}).items() if old.get(k) == new.get(k)}
+    return {k: v for k, v in {**changes, "agent": fields}.items() if v}
 
 
 def round_key(round: int, run_key: jax.Array) -> jax.Array:

@@ -152,13 +152,13 @@ def test_a_perturbed_number_wins_over_an_earlier_change_of_a_callback():
     """The round would train with another number than the leaderboard has."""
     changes = {"agent": {"learning_rate": 1e-5, "discount": 0.5}, "environment": {"wind": 1.0}}
     metadata = {"experiment": to_json(EXPERIMENT), "changes": changes}
-    assert pods.kept_changes(metadata, EXPERIMENT) == changes
+    assert pods.kept_changes(metadata, EXPERIMENT.agent) == changes
     perturbed = EXPERIMENT.with_fields({"agent": {"learning_rate": 2e-3}})
     del changes["agent"]["learning_rate"]
-    assert pods.kept_changes(metadata, perturbed) == changes
+    assert pods.kept_changes(metadata, perturbed.agent) == changes
     metadata["changes"] = {"agent": {"learning_rate": 1e-5}}
-    assert pods.kept_changes(metadata, perturbed) == {}
-    assert pods.kept_changes({**metadata, "changes": None}, perturbed) == {}
+    assert pods.kept_changes(metadata, perturbed.agent) == {}
+    assert pods.kept_changes({**metadata, "changes": None}, perturbed.agent) == {}
 
 
 @dataclasses.dataclass
@@ -246,7 +246,7 @@ def test_who_takes_over_another_draws_its_own_random_numbers(tmp_path):
         experiment = from_json(entry.experiment)
         path = tmp_path / parent.checkpoint
         driver = make_driver(experiment)
-        beginning = pods.begin([path], entry.round, experiment, driver, experiment.key)
+        beginning = pods.begin([path], entry.round, experiment.agent, driver, experiment.key)
         state, totals, _ = beginning
         before, key, updates = learned(tmp_path, parent)
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.learner), before)
@@ -293,7 +293,7 @@ def test_fusion_is_the_mean_of_weights_and_moments(tmp_path):
     assert entries["p1r1"].parents == ("p0r0", "p1r0")
     experiment = from_json(entries["p1r1"].experiment)
     paths = [tmp_path / entries[parent].checkpoint for parent in entries["p1r1"].parents]
-    fused, *_ = pods.begin(paths, 1, experiment, make_driver(experiment), experiment.key)
+    fused, *_ = pods.begin(paths, 1, experiment.agent, make_driver(experiment), experiment.key)
     one, other = (learned(tmp_path, entries[parent])[0] for parent in ("p0r0", "p1r0"))
     moments = jax.tree.leaves(one.shared.optimizer_state)
     assert any(np.abs(leaf).max() > 0 for leaf in moments)

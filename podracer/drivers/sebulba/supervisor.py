@@ -127,8 +127,8 @@ class Supervisor:
 
         timer.restart()
         thread = threading.Thread(target=body, name=f"podracer-{name}", daemon=True)
-        self._threads[name] = (thread, timer)
         thread.start()
+        self._threads[name] = (thread, timer)
 
     def fail(self, component: str, error: BaseException) -> None:
         """Record the error, if it is the first, and close all queues, which stops the threads."""
