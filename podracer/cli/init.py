@@ -39,8 +39,7 @@ def init(options: InitOptions) -> int:
         if source.is_file() and "__pycache__" not in source.parts:
             target = folder / str(source.relative_to(TEMPLATE)).replace(_TEMPLATE_NAME, name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            text = source.read_text(encoding="utf-8").replace(_TEMPLATE_NAME, name)
-            write_bytes(target, text.encode())
+            write_bytes(target, source.read_bytes().replace(_TEMPLATE_NAME.encode(), name.encode()))
             print(f"  {target}")
     print(f"Next      cd {name}")
     print(f"          podracer train {name}.recipes:{name}")

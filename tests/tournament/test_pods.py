@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import signal
 import subprocess
@@ -37,11 +38,11 @@ from podracer.run.setup import make_driver
 from podracer.tournament import pod as pods
 from podracer.tournament import selection
 from podracer.tournament.config import Tournament
-from podracer.tournament.engine import InlineEngine
+from podracer.tournament.engine import InlineEngine, LocalEngine
 from podracer.tournament.events import Submitted, accepted_entries
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import MACHINE_CODES, Orchestrator
-from podracer.tournament.report import REPORT
+from podracer.tournament.report import REPORT, reason_of_failure
 
 SMALL = TorsoNetwork(MLP((16,)))
 STEPS = 16 * 8
@@ -351,6 +352,20 @@ def test_a_disk_without_room_for_a_round_is_no_fault_of_the_pod(tmp_path, monkey
     with pytest.raises(StorageError, match=r"has 0\.0 MiB free, and a checkpoint with its records"):
         pods.run(directory)
     assert StorageError.exit_code in MACHINE_CODES
+
+
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_pod(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    engine = LocalEngine()
+    engine.start(3, tmp_path)
+    assert engine.poll() == {3: 77}
+    assert engine.poll() == {}
+    assert 77 in MACHINE_CODES
+    reason = "exit code 77: no process can be started: Resource temporarily unavailable."
+    assert reason_of_failure(tmp_path, 77) == reason
 
 
 # --- real processes -------------------------------------------------------------------------------
