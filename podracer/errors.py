@@ -21,10 +21,6 @@ class ConfigError(PodracerError):
     exit_code = 78
 
 
-class DirectoryError(ConfigError):
-    """Directory in which nothing can be written, or that has no room."""
-
-
 class EnvironmentFault(PodracerError):
     """Failure of an environment that raised, hung or died more often than it may."""
 
@@ -38,7 +34,7 @@ class CheckpointError(PodracerError):
 
 
 class StorageError(PodracerError, OSError):
-    """File that could not be read or written; what was stored before is untouched."""
+    """File or directory that cannot be read or written; what was stored before is untouched."""
 
     exit_code = 73
 

@@ -21,7 +21,7 @@ from podracer.devices.mesh import fetch, from_first_process, on_one_device
 from podracer.envs.host.dlpack import on_host
 from podracer.errors import ConfigError, EnvironmentFault
 from podracer.fields import struct
-from podracer.ops.action_masks import allows_action, epsilon_greedy
+from podracer.ops.action_masks import epsilon_greedy, lacks_action
 from podracer.ops.random import GOLDEN
 from podracer.types import (
     NO_ACTION,
@@ -226,7 +226,7 @@ def play_episodes(
 
     def body(loop: tuple[Any, ...]) -> tuple[Any, ...]:
         t, actor, played = loop
-        stuck = _forbids_all(env.spec, actor.timestep)
+        stuck = lacks_action(env.spec, actor.timestep)
         action, actor = advance(agent, env, rule, params, actor, key, indices, t)
         finished = (actor.episodes.count == 1) & ~played.is_over
         # The totals still hold only the first episode when it has just ended.
@@ -286,13 +286,6 @@ def episode_keys(
 ) -> jax.Array:
     """Return keys `[B]` for one purpose at one step of an evaluation."""
     return rollout.environment_keys(rollout.purpose_key(key, purpose), indices, step[None])[0]
-
-
-def _forbids_all(spec: EnvironmentSpec, timestep: TimeStep) -> Any:
-    """Return where no action is allowed although one is needed, bool `[B]`; for JAX and numpy."""
-    mask = action_mask(timestep.observation)
-    allowed = True if mask is None else allows_action(spec.action, mask)
-    return ~(allowed | timestep.last)
 
 
 def _hash(hashes: Any, action: Any) -> Any:
@@ -380,7 +373,7 @@ def host_steps(
         timestep = _call(partial(batch.reset, int(seed), indices, 0))
         for t in itertools.count(1):
             environment.log_first_faults(_PLACE, environment.features(batch).first_faults, logged)
-            if (_forbids_all(environments.spec, timestep) & ~is_over).any():
+            if (lacks_action(environments.spec, timestep) & ~is_over).any():
                 raise EnvironmentFault(f"{_PLACE}: {NO_ACTION}")
             previous_last = np.array(timestep.last)  # the next step may overwrite it
             action, carry = act(params, carry, timestep, key, indices, np.uint32(t))

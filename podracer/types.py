@@ -309,6 +309,9 @@ class EnvironmentSpec:
     extension: Any = None
     """For agents of environments of one kind: the environment itself where observations show its
     state (see packages/games), `TaskGroups` where tasks change."""
+    agents: Mapping[str, EnvironmentSpec] = dataclasses.field(default_factory=dict)
+    """What each of several agents observes, by its key in the observation, and its actions, which
+    are this one's in turn (see packages/agents)."""
     takes_turns: bool = False
     """Whether the agent moves for two players: where the turn passes discounts are -1, see
     `TimeStep`."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from podracer.types import Continuous, Discrete, EnvironmentSpec, action_mask
+from podracer.ops.action_masks import component_masks
+from podracer.types import Continuous, Discrete, EnvironmentSpec
 
 MAX_CODE = 31  # pixels are brighter somewhere
 
@@ -39,10 +40,9 @@ def random_actions(
     if isinstance(space, Continuous):
         uniform = generator.uniform(space.low, space.high, (num_envs, space.size))
         return np.clip(uniform, space.low, space.high).astype(np.float32)
-    number = sum(space.components)
-    mask = action_mask(observation)
-    allowed = np.ones((num_envs, number), bool) if mask is None else np.asarray(mask)
-    scores = np.where(allowed, generator.random((num_envs, number)), -1.0)
+    scores = generator.random((num_envs, sum(space.components)))
     parts = np.split(scores, np.cumsum(space.components)[:-1], axis=1)
+    for part, mask in zip(parts, component_masks(spec, observation), strict=True):
+        part[...] = part if mask is None else np.where(mask, part, -1.0)
     actions = np.stack([part.argmax(axis=1) for part in parts], axis=1).astype(np.int32)
     return actions[:, 0] if isinstance(space, Discrete) else actions

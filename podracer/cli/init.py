@@ -12,6 +12,7 @@ from typing import Annotated
 
 from podracer.cli.values import Mark
 from podracer.errors import ConfigError
+from podracer.io.run_directory import check_room, write_bytes
 
 # A package that works as it is, under this name. The wheel has it here, a clone in `examples/`.
 _TEMPLATE_NAME = "my_project"
@@ -33,12 +34,12 @@ def init(options: InitOptions) -> int:
     """Run `podracer init`: write the package, and print what to do next."""
     name, folder = options.name, Path(options.name)
     _check(name, folder)
+    check_room(folder)
     for source in sorted(TEMPLATE.rglob("*")):
         if source.is_file() and "__pycache__" not in source.parts:
             target = folder / str(source.relative_to(TEMPLATE)).replace(_TEMPLATE_NAME, name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            text = source.read_text(encoding="utf-8").replace(_TEMPLATE_NAME, name)
-            target.write_text(text, encoding="utf-8")
+            write_bytes(target, source.read_bytes().replace(_TEMPLATE_NAME.encode(), name.encode()))
             print(f"  {target}")
     print(f"Next      cd {name}")
     print(f"          podracer train {name}.recipes:{name}")

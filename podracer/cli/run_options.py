@@ -103,8 +103,8 @@ def best_run(tournament: Path) -> Path | None:
 def output_file(named: Path | None, default: Path, suffixes: Sequence[str]) -> Path:
     """Return the path of the file that a command writes: `named` by `--out`, or `default`.
 
-    Raises `ConfigError` where no file can be written, before anything is computed for it, and
-    without one of the suffixes, as a run's own files are.
+    Raises `StorageError` where no file can be written, before anything is computed for it, and
+    `ConfigError` for another name than that of a file with one of the suffixes.
     """
     from podracer.io.run_directory import check_room
 

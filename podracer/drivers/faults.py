@@ -16,8 +16,8 @@ from podracer.agent import Agent
 from podracer.devices.fused import all_finite, select
 from podracer.drivers.state import TrainState
 from podracer.errors import ConfigError, EnvironmentFault, NonFiniteError
-from podracer.ops.action_masks import allows_action
-from podracer.types import NO_ACTION, LearnerState, Metrics, PyTree, Trajectory, action_mask
+from podracer.ops.action_masks import lacks_action
+from podracer.types import NO_ACTION, LearnerState, Metrics, PyTree, Trajectory
 
 
 class Fault(enum.IntFlag):
@@ -80,9 +80,7 @@ def fault_bits(
         for is_finite in all_finite([leaf for _, _, leaf in group])
     ]
     passed.append((Fault.RESTART, restarts))
-    if (mask := action_mask(steps.observation)) is not None:
-        allowed = allows_action(agent.spec.action, mask)
-        passed.append((Fault.ACTION_MASK, jnp.all(allowed | steps.last)))
+    passed.append((Fault.ACTION_MASK, ~jnp.any(lacks_action(agent.spec, steps))))
     failures = 1.0 - jnp.stack([x for _, x in passed]).astype(jnp.float32)
     has_failed = (jax.lax.psum(failures, axis) if axis else failures) > 0
     flags = np.asarray([flag.value for flag, _ in passed], np.uint32)

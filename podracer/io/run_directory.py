@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from podracer.errors import ConfigError, DirectoryError, StorageError
+from podracer.errors import ConfigError, StorageError
 from podracer.io.reading import naming
 from podracer.io.text import mode_of
 
@@ -30,7 +30,8 @@ def run_directory(root: Path, name: str) -> Path:
     """Return the path of the run `name` directly under `root`; create nothing.
 
     A name has 1 to 80 of `A-Z a-z 0-9 . _ -` and spaces between them, and does not start with a
-    dot. Raises `ConfigError` for any other, and for a path that is a symbolic link or a file.
+    dot. Raises `ConfigError` for any other, and for a path that is a symbolic link or a file;
+    `StorageError` for one that this user may not open.
     """
     if not _NAME.fullmatch(name) or name.startswith("."):
         raise ConfigError(
@@ -46,7 +47,7 @@ def run_directory(root: Path, name: str) -> Path:
             raise ConfigError(f"{path} is a file; choose another run name")
         (path / "lock").exists()
     except OSError as error:
-        raise ConfigError(
+        raise StorageError(
             f"{error.filename}: {error.strerror}; choose a directory that this user may open."
         ) from error
     return path
@@ -58,7 +59,7 @@ class RunLock:
     `check`, which raises `ConfigError` for a directory that cannot be taken, is called before
     anything is made there, and again under the lock: another process may have come between.
     The kernel releases the lock when the process ends, however it ends, so no lock is ever stale.
-    Raises `ConfigError` naming the holder if another run has it. Raises `DirectoryError` if nothing
+    Raises `ConfigError` naming the holder if another run has it. Raises `StorageError` if nothing
     can be locked there, or if there is not room for `room` bytes and a few more. With `wait` it
     waits for the holder.
     """
@@ -83,14 +84,12 @@ class RunLock:
             descriptor = os.open(self._path, flags, 0o644)
         except OSError as error:
             place = self._path if self._path.is_symlink() else error.filename
-            raise DirectoryError(
+            raise StorageError(
                 f"{self._path.parent} cannot hold a run: {place}: {error.strerror}; "
                 "choose another directory."
             ) from error
         try:
             self._take(descriptor)
-            self._check()
-            check_room(self._path.parent, self._room)
         except BaseException:
             os.close(descriptor)
             raise
@@ -107,10 +106,12 @@ class RunLock:
                 "wait for it to end, or choose another directory."
             ) from None
         except OSError as error:
-            raise DirectoryError(
+            raise StorageError(
                 f"{self._path.parent} cannot be locked ({error.strerror}): choose a directory on a "
                 "file system that has locks."
             ) from error
+        self._check()
+        check_room(self._path.parent, self._room)
         record = {"pid": os.getpid(), "host": socket.gethostname()}
         with naming(self._path):
             os.ftruncate(descriptor, 0)
@@ -122,7 +123,7 @@ class RunLock:
 
 
 def check_room(directory: Path, size: int = 0) -> None:
-    """Raise `DirectoryError` unless files can be made in a directory, with room for `size` bytes.
+    """Raise `StorageError` unless files can be made in a directory, with room for `size` bytes.
 
     The directory is made where there is none. A file is written, as nothing else tells of quotas
     and of file systems that cannot be written.
@@ -134,12 +135,12 @@ def check_room(directory: Path, size: int = 0) -> None:
             file.flush()
         free = shutil.disk_usage(directory).free
     except OSError as error:
-        raise DirectoryError(
+        raise StorageError(
             f"no file can be made in {directory}: {error.strerror}; choose another directory."
         ) from error
     if free < size + SPARE_BYTES:
         needed = size + SPARE_BYTES
-        raise DirectoryError(
+        raise StorageError(
             f"{directory} has {free / 2**20:,.1f} MiB free, and a checkpoint with its records "
             f"takes up to {needed / 2**20:,.1f} MiB: choose another directory, or make room."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,16 +13,29 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
 from podracer.ops.random import random_uniform
-from podracer.types import ActionSpace, Continuous, PyTree, action_mask
+from podracer.types import Continuous, EnvironmentSpec, PyTree, TimeStep, action_mask
 
 
-def allows_action(space: ActionSpace, mask: Any) -> Any:
-    """Return whether action masks bool `[*b, n]` allow something in every component, `[*b]`."""
-    assert not isinstance(space, Continuous)
-    starts = np.cumsum((0, *space.components[:-1])).tolist()
-    parts = zip(starts, space.components, strict=True)
-    allowed = (mask[..., start : start + size].any(axis=-1) for start, size in parts)
-    return functools.reduce(operator.and_, allowed)
+def component_masks(spec: EnvironmentSpec, observation: PyTree) -> Iterator[Any]:
+    """Yield the mask bool `[*b, n]` of each component of an action, None where it allows all.
+
+    Each of several agents has masks of its own.
+    """
+    for name, part in spec.agents.items():
+        yield from component_masks(part, observation[name])
+    if spec.agents or isinstance(spec.action, Continuous):
+        return
+    mask, end = action_mask(observation), 0
+    for size in spec.action.components:
+        end += size
+        yield None if mask is None else mask[..., end - size : end]
+
+
+def lacks_action(spec: EnvironmentSpec, timestep: TimeStep) -> Any:
+    """Return where an action is needed and masks allow none, `[*b]`; for JAX and numpy."""
+    masks = component_masks(spec, timestep.observation)
+    allowed = (mask.any(axis=-1) for mask in masks if mask is not None)
+    return ~(functools.reduce(operator.and_, allowed, True) | timestep.last)
 
 
 def mask_logits(observation: PyTree, logits: jax.Array) -> jax.Array:

@@ -84,8 +84,7 @@ class Writers(Callback):
                 )
 
     def restore(self, run: Run, saved: Mapping[str, Any]) -> None:
-        # A run that goes on from another's checkpoint writes records of its own.
-        self._sealed = {} if run.resumed_from is None else saved["records"]
+        self._sealed = saved["records"]
         for name in self._sealed.keys() & {"metrics.jsonl", RECORDS} if run.is_main else ():
             self._file(run, name)  # cut now: nothing follows where the run is over
 

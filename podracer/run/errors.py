@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from podracer.devices.peers import LOST, PeerLostError
-from podracer.errors import ConfigError, PodracerError
+from podracer.errors import ConfigError, PodracerError, StorageError
 from podracer.io.exits import STALLED
 
 
@@ -21,12 +21,6 @@ class DeviceError(PodracerError):
     """The accelerator failed, does not start, or ran out of memory."""
 
     exit_code = 71
-
-
-class FileError(PodracerError):
-    """A file could not be read or written."""
-
-    exit_code = 73
 
 
 class StallError(PodracerError):
@@ -68,7 +62,7 @@ def classify_error(error: Exception) -> Exception:
     elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         failure = ConfigError(f"a name is too long for a file: {_name(error)[:60]}...")
     elif isinstance(error, OSError) and (error.filename or error.errno in _DISK):
-        failure = FileError(": ".join(filter(None, [_name(error), f"{error.strerror}."])))
+        failure = StorageError(": ".join(filter(None, [_name(error), f"{error.strerror}."])))
     elif is_of_jax and "RESOURCE_EXHAUSTED" in text:
         advice = "take fewer environments, a shorter rollout or more devices."
         failure = DeviceError(f"out of device memory: {advice} ({first_line})")

@@ -178,11 +178,14 @@ class Run:
             self.watchdog = self.stack.enter_context(watchdog)
             checkpointer = Checkpointer(self.directory, sealed=self._sealed)
             self.checkpointer = self.stack.enter_context(checkpointer)
-            state = (self._restored_state() if resume else None) or self._first_state(begin)
+            restored = self._restored_state() if resume else None
+            self.state, saved = restored or self._first_state(begin)
+            self.resumed_from = self.totals.updates if resume else None
+            if saved:
+                self._restore_parts(saved)
             if self.is_main:
                 retire_crash(self.directory)
                 self._sealed()  # `config.json` is there, and what an earlier process left
-            self.resumed_from, self.state = self.totals.updates if resume else None, state
             exit_code = 0
             self.budget.pass_marks(self.totals)
             if not self.budget.reason_to_end(self.totals):
@@ -190,15 +193,15 @@ class Run:
                 for callback in self.callbacks:
                     callback.on_start(self)
                 self.checkpointer.load_orbax()  # once all is traced, as both need Python's lock
-                exit_code = self._loop(state)
+                exit_code = self._loop()
         self.record = self.record or [{}, *readable_records(self.directory)][-1]
         reason = "signal" if exit_code else self.budget.reason_to_end(self.totals) or "callback"
         return Result(**vars(self.boundary()), exit_code=exit_code, reason=reason)
 
-    def _loop(self, state: TrainState) -> int:
+    def _loop(self) -> int:
         """Call the callbacks at each report; at boundaries save, and stop as they wish."""
         exit_code, self.times = 0, Stopwatch()
-        with contextlib.closing(self.driver.run(state, self._orders())) as reports:
+        with contextlib.closing(self.driver.run(self.state, self._orders())) as reports:
             for progress in reports:
                 self.watchdog.alive()
                 with tag_component("checkpointer"):
@@ -303,21 +306,20 @@ class Run:
             for callback in self.callbacks:
                 callback.on_seal()
 
-    def _first_state(self, begin: Begin | None) -> TrainState:
+    def _first_state(self, begin: Begin | None) -> tuple[TrainState, Mapping[str, Any]]:
         begin = begin or recorded_begin(self.directory, self.driver)
         if self.is_main:
             seal_json(self.directory / CONFIG, self.config | (begin.entries if begin else {}))
         self.driver.compile_in_thread()  # compiles side by side with that of the initial state
         if begin is None:
-            return self.driver.init(self.experiment.key)
+            return self.driver.init(self.experiment.key), {}
         state, totals, *saved = begin.first_state(self.driver, self.experiment.key)
         self.recorder.restore(totals)
-        for metadata in saved:
-            self._restore_parts(metadata)
-        return state
+        # The files of records that a checkpoint of another run seals are in that run's directory.
+        return state, {**saved[0], "records": {}} if saved else {}
 
-    def _restored_state(self) -> TrainState | None:
-        """Return the newest checkpoint's state, None if the run ended before its first save."""
+    def _restored_state(self) -> tuple[TrainState, Mapping[str, Any]] | None:
+        """Return the newest checkpoint, None if the run ended before its first save."""
         check_same_environment(self.directory, self.driver.env)
         if not self.checkpointer.has_saved():
             check_may_begin_again(self.directory, self.experiment)
@@ -337,9 +339,7 @@ class Run:
                 _LOG.warning("The environments begin new episodes; all else continues as saved.")
             self.history.warn()
         self.recorder.restore(totals, best and Best(**best), readable_records(self.directory))
-        self.resumed_from = totals.updates
-        self._restore_parts(metadata)
-        return state
+        return state, metadata
 
     def _restore_parts(self, metadata: Mapping[str, Any]) -> None:
         """Go on with the numbers that had changed, and with what the callbacks had saved."""

@@ -82,9 +82,9 @@ def train(
 
     `progress` shows the run, by default only in a terminal or a notebook.
 
-    Raises `ConfigError` before anything is compiled if the run is impossible; later
-    `NonFiniteError`, `CheckpointError`, `StorageError`, `DeviceError` or `StallError`, with the
-    reason in `crash.json`.
+    Raises `ConfigError` before anything is compiled if the run is impossible, `StorageError` if its
+    directory cannot be saved to; later `NonFiniteError`, `CheckpointError`, `StorageError`,
+    `DeviceError` or `StallError`, with the reason in `crash.json`.
     """
     run_dir = None if run_dir is None else user_path(run_dir)
     if resume and (run_dir is None or isinstance(begin, Weights)):

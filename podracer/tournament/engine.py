@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from podracer.config.experiment import Experiment
     from podracer.tournament.config import Tournament
 
-
 GPU_MEMORY = 0.9  # share of a GPU for all pods together: each also holds programs and libraries
 
 
@@ -148,26 +147,32 @@ class LocalEngine:
         self._recipes = recipes
         self.variables = _memory_variables(gpu_share)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._lost: dict[int, int] = {}  # codes of attempts that could not be started
 
     def start(self, token: int, directory: Path) -> None:
+        command = [sys.executable, "-m", "podracer.tournament.process", directory, *self._recipes]
         with open_log(directory / "log.txt") as log:
             # Each in a session of its own: Ctrl-C in a terminal is for the orchestrator alone.
             # Recipes may lie beside a script, where only this process would look for them.
-            self._processes[token] = subprocess.Popen(
-                [sys.executable, "-m", "podracer.tournament.process", directory, *self._recipes],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, **self.variables, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
+            try:
+                self._processes[token] = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    env={**self.variables, **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                )
+            except OSError as error:  # the machine has no room for one more
+                log.write(f"no process can be started: {error.strerror}.\n".encode())
+                self._lost[token] = EngineLost.exit_code
 
     def poll(self) -> dict[int, int]:
-        codes = {token: process.poll() for token, process in self._processes.items()}
-        finished = {token: code for token, code in codes.items() if code is not None}
-        for token in finished:
+        processes, codes, self._lost = self._processes.items(), self._lost, {}
+        ended = {token: code for token, x in processes if (code := x.poll()) is not None}
+        for token in ended:
             self._processes.pop(token).communicate()  # closes the pipe
-        return finished
+        return {**codes, **ended}
 
     def stop(self, token: int) -> None:
         if token in self._processes:
@@ -196,8 +201,7 @@ def _memory_variables(gpu_share: float) -> dict[str, str]:
     names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
     if gpu_share >= 1.0 or any(name in os.environ for name in names):
         return {}
-    preallocate = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     return {
         "XLA_CLIENT_MEM_FRACTION": f"{GPU_MEMORY * gpu_share:.4f}",
-        "XLA_PYTHON_CLIENT_PREALLOCATE": preallocate,
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }

@@ -33,7 +33,7 @@ from podracer.errors import CheckpointError, ConfigError, PodracerError
 from podracer.io.differences import differences
 from podracer.io.directories import LOG
 from podracer.io.paths import user_path
-from podracer.io.reading import MALFORMED, read_lines
+from podracer.io.reading import MALFORMED, naming, read_lines
 from podracer.io.run_directory import RunLock, fsync_directory
 from podracer.io.seal import encode_sealed, read_sealed_json
 from podracer.io.steps import CHECKPOINTS, check_holds_no_run
@@ -331,9 +331,10 @@ class Leaderboard:
         self._file.truncate(self._size)  # remains of an earlier call that failed
         self._file.seek(self._size)
         try:
-            if self._file.write(line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory / LOG))
-            os.fsync(self._file.fileno())
+            with naming(self.directory / LOG):
+                if self._file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(self._file.fileno())
         except OSError:
             with contextlib.suppress(OSError):  # else the next one that reads it finds the event
                 self._file.truncate(self._size)

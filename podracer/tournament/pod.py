@@ -117,17 +117,14 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
         max_seconds=None if task.seconds is None else earlier.seconds + task.seconds,
     )
     continues = bool(parents) and task.parents[0].name == f"p{task.pod}r{task.round - 1}"
-    start = partial(begin, parents, None if continues else task.round)
-    try:
-        result = train(
-            experiment,
-            run_dir=directory,
-            resume=(directory / "config.json").exists(),
-            begin=start if parents else None,
-            progress=False,
-        )
-    except errors.DirectoryError as error:  # the tournament began there, so the machine is at fault
-        raise errors.StorageError(str(error)) from error
+    start = partial(begin, parents, None if continues else task.round, experiment.agent)
+    result = train(
+        experiment,
+        run_dir=directory,
+        resume=(directory / "config.json").exists(),
+        begin=start if parents else None,
+        progress=False,
+    )
     if result.exit_code:
         return result.exit_code
     path = directory / CHECKPOINTS / step_name(saved_updates(directory))
@@ -152,24 +149,35 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
 
 
 def begin(
-    parents: Sequence[Path], branch: int | None, driver: Driver, key: jax.Array
+    parents: Sequence[Path], branch: int | None, agent: Any, driver: Driver, key: jax.Array
 ) -> tuple[TrainState, Totals, Mapping[str, Any]]:
     """Return the beginning of a round: its parent's state, or the fusion of several parents.
 
-    Counters, numbers that had changed and what callbacks had saved come from the first. With
-    `branch` None the pod keeps its parent's random numbers, so it continues to the bit. Else they
-    are its own of the round `branch`: it does not repeat what the parent did next.
+    Counters, numbers that had changed and what callbacks had saved come from the first; `agent` is
+    the round's, see `kept_changes`. With `branch` None the pod keeps its parent's random numbers,
+    so it continues to the bit. Else they are its own of the round `branch`: it does not repeat what
+    the parent did next.
     """
     restored = [
         checkpoint.load(path.parents[1], driver.abstract_state, int(path.name)) for path in parents
     ]
-    check_metadata(restored[0].metadata)
+    metadata = restored[0].metadata
+    check_metadata(metadata)
     state = fuse([restored_parent.state for restored_parent in restored])
     if branch is not None:
         to_round = partial(round_key, branch)
         keys = jax.vmap(to_round)(key) if key.ndim else to_round(key)
         state = dataclasses.replace(state, key=jax.device_put(keys, state.key.sharding))
-    return state, Totals(**restored[0].metadata["totals"]), restored[0].metadata
+    changes = kept_changes(metadata, agent)
+    return state, Totals(**metadata["totals"]), {**metadata, "changes": changes}
+
+
+def kept_changes(metadata: Mapping[str, Any], agent: Any) -> dict[str, Any]:
+    """Return what callbacks had changed, without fields of the agent that selection has changed."""
+    changes = metadata.get("changes") or {}
+    old, new = metadata["experiment"]["agent"], to_json(agent)
+    fields = {k: v for k, v in changes.get("agent", {}).items() if old.get(k) == new.get(k)}
+    return {k: v for k, v in {**changes, "agent": fields}.items() if v}
 
 
 def round_key(round: int, run_key: jax.Array) -> jax.Array:
@@ -287,8 +295,6 @@ def wait_for_lock(directory: Path) -> None:
         try:
             with RunLock(directory):
                 return
-        except errors.DirectoryError:
-            return  # the run refuses it as the machine's fault
         except errors.ConfigError:
             if time.monotonic() > deadline:
                 raise StillInUse(f"{directory} is still in use by an earlier attempt.") from None

@@ -47,10 +47,6 @@ class SelectionView:
     pod: int
     round: int
 
-    @property
-    def own_entry(self) -> Entry | None:
-        return self.state.pod(self.pod).newest
-
 
 def generator(seed: int, pod: int, round: int) -> np.random.Generator:
     """Return the generator of one decision; a retry or a replay of the round draws the same."""
@@ -125,7 +121,7 @@ SELECTION_RULES: dict[str, type] = {rule.__name__: rule for rule in get_args(Sel
 
 def choose(rule: SelectionRule, view: SelectionView, rng: np.random.Generator) -> Start | None:
     """Return the start of a pod's next round, None if it has to wait for others."""
-    board, own_entry = view.state.board, view.own_entry
+    board, own_entry = view.state.board, view.state.pod(view.pod).newest
     match rule:
         case Generational():
             return _from_best_groups(rule, view)
@@ -167,7 +163,7 @@ def softmax(scores: Sequence[float] | np.ndarray, temperature: float) -> np.ndar
 
 def _exploited(view: SelectionView, fraction: float, rng: np.random.Generator) -> Entry | None:
     """Return the entry that a pod at the bottom copies; None for any other pod."""
-    population, own_entry = view.state.population, view.own_entry
+    population, own_entry = view.state.population, view.state.pod(view.pod).newest
     count = num_replaced(len(population), fraction)
     if own_entry is None or not count:
         return None

@@ -211,6 +211,33 @@ def test_disk_and_memory_are_sentences(error, code, sentence, outcome, command_t
     assert text.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "folder"),
+    [
+        ("train catch --run-dir new", "new"),
+        ("sweep catch --run-dir new", "new"),
+        ("tournament catch --run-dir new", "new"),
+        ("init mine", "mine"),
+        ("report RUN --out page.html", "."),
+    ],
+)
+def test_a_full_disk_at_the_start_is_the_same_sentence(command, folder, run, outcome, monkeypatch):
+    monkeypatch.setattr("podracer.cli.train.initialize_devices", lambda *_: None)  # they are
+    error = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: raise_error(error))
+    code, text = outcome(*command.replace("RUN", str(run)).split())
+    assert code == 73
+    assert text.startswith("podracer: no file can be made in ")
+    assert text.endswith(f"{folder}: No space left on device; choose another directory.\n")
+
+
+def test_a_directory_that_cannot_be_made_is_a_sentence(outcome, monkeypatch):
+    monkeypatch.setattr("podracer.cli.train.initialize_devices", lambda *_: None)
+    code, text = outcome("train", "catch", "--run-dir", "/proc/podracer")
+    assert code == 73
+    assert text.startswith("podracer: /proc/podracer cannot hold a run: ")
+
+
 def test_what_reaches_the_terminal_has_no_secret_and_no_escape_code(
     outcome, command_that, monkeypatch, caplog
 ):
@@ -276,7 +303,6 @@ MISTAKES = [
     # files and directories
     ("train catch --run-dir runs/../../.x", "run name"),
     ("train catch --run-dir müller", "take 1 to 80 of A-Z, a-z, 0-9"),
-    ("train catch --run-dir /proc/podracer", "cannot hold a run"),
     ("train catch --update-rule file", "is not an update rule"),
     ("resume nowhere", "holds no run"),
 ]

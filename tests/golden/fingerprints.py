@@ -10,6 +10,8 @@ it, and so are a sweep, a tournament, LPG and a student under a learned rule. A 
 SHA-256 of the sorted digests of all arrays (dtype, shape and bytes) of the learner's state, so
 renaming or reordering the fields of a state leaves it as it was. Bits depend on the version of JAX,
 on the model of the processor and on its vectors, so a record is kept for each combination.
+A commit that changes bits on purpose is recorded on one machine: where another's record differs,
+see first whether the commit that made it still computes it there.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from runs import small_catch
 
 import podracer
 from podracer.cli.main import main
-from podracer.errors import ConfigError
+from podracer.errors import ConfigError, StorageError
 from podracer.io import run_directory as rundir
 from podracer.io.code import installed_versions
 from podracer.io.paths import user_path
@@ -154,7 +154,7 @@ def test_a_directory_that_cannot_be_saved_to_is_refused_before_a_compile(
     monkeypatch.setattr(
         "podracer.run.training.Run.execute", lambda *_: compiled.append("a program")
     )
-    with obstacle(run, monkeypatch), pytest.raises(ConfigError, match=words):
+    with obstacle(run, monkeypatch), pytest.raises(StorageError, match=words):
         podracer.train(EXPERIMENT, run_dir=run)
     assert not compiled
     assert sorted(run.iterdir()) == files
@@ -164,6 +164,6 @@ def test_a_run_without_room_is_not_resumed_and_not_harmed(tmp_path, monkeypatch)
     podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
     files = sorted((tmp_path / "run").rglob("*"))
     longer = dataclasses.replace(EXPERIMENT, frames=10 * 16)
-    with nearly_full(tmp_path, monkeypatch), pytest.raises(ConfigError, match="or make room"):
+    with nearly_full(tmp_path, monkeypatch), pytest.raises(StorageError, match="or make room"):
         podracer.train(longer, run_dir=tmp_path / "run", resume=True)
     assert sorted((tmp_path / "run").rglob("*")) == files

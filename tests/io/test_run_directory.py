@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from podracer.errors import CheckpointError, ConfigError
+from podracer.errors import CheckpointError, ConfigError, StorageError
 from podracer.io import run_directory as rundir
 from podracer.io import seal as seals
 from podracer.io.run_directory import RunLock, run_directory, write_json
@@ -126,7 +126,7 @@ def test_a_file_system_without_locks_is_a_sentence(tmp_path: Path, monkeypatch, 
     files = len(os.listdir("/dev/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(rundir.fcntl, "flock", fail)
-        with pytest.raises(ConfigError, match="choose a directory on a file system that has locks"):
+        with pytest.raises(StorageError, match="on a file system that has locks"):
             RunLock(tmp_path).__enter__()
     with monkeypatch.context() as patch:
         patch.setattr(rundir.os, "ftruncate", fail)
@@ -141,7 +141,7 @@ def test_a_file_system_without_locks_is_a_sentence(tmp_path: Path, monkeypatch, 
 def test_the_lock_does_not_follow_a_link(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("keep")
     (tmp_path / "lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(ConfigError, match="lock: Too many levels of symbolic links"):
+    with pytest.raises(StorageError, match="lock: Too many levels of symbolic links"):
         RunLock(tmp_path).__enter__()
     assert (tmp_path / "precious").read_text() == "keep"
 

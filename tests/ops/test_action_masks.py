@@ -9,17 +9,19 @@ import pytest
 from agents import AGENTS
 
 from podracer.agents.a2c import A2C
+from podracer.checks.random_play import random_actions
 from podracer.drivers.faults import Fault, fault_bits
 from podracer.drivers.progress import to_progress
 from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.errors import EnvironmentFault
-from podracer.ops.action_masks import epsilon_greedy, mask_logits
+from podracer.ops.action_masks import epsilon_greedy, lacks_action, mask_logits
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,
     Discrete,
     EnvironmentSpec,
     LearnerState,
+    MultiDiscrete,
     Step,
     TimeStep,
     Trajectory,
@@ -118,6 +120,37 @@ def test_a_row_of_the_host_without_actions_is_counted_and_does_not_train():
     shown = validator.validate(again)
     assert shown.last.tolist() == [False, True, False]
     assert validator.faults == {"no_action": 2}
+
+
+def test_each_of_several_agents_needs_an_action_of_its_own():
+    spaces = {"blind": Discrete(2), "pair": MultiDiscrete((1, 2)), "one": Discrete(3)}
+    masks = {
+        "pair": np.array([[1, 0, 1], [1, 0, 0], [0, 1, 1], [0, 0, 0]], bool),
+        "one": np.array([[0, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 0]], bool),
+    }
+    seen = {name: {ACTION_MASK: ArraySpec((3,), np.bool_)} for name in masks}
+    seen["blind"] = ArraySpec((2,))
+    agents = {name: EnvironmentSpec(name, seen[name], space) for name, space in spaces.items()}
+    spec = EnvironmentSpec("three", seen, MultiDiscrete((2, 1, 2, 3)), agents=agents)
+    observation = {name: {ACTION_MASK: mask} for name, mask in masks.items()}
+    observation["blind"] = np.zeros((4, 2), np.float32)
+    last = np.array([False, False, False, True])
+    shown = dataclasses.replace(timestep(*masks["one"], last=last), observation=observation)
+    assert lacks_action(spec, shown).tolist() == [True, True, True, False]
+
+    validator = TimestepValidator(spec, np.zeros(4, bool))
+    assert validator.validate(shown).last.all()
+    assert validator.faults == {"no_action": 3}
+    steps = Step(jax.tree.map(lambda x: x[None], shown), jnp.zeros((1, 4, 4)), ())
+    following = dataclasses.replace(shown, first=last)
+    agent = dataclasses.replace(A2C().build(SPEC), spec=spec)
+    bits = fault_bits(agent, Trajectory(steps, following, (), ()), LearnerState(()), {}, None)
+    assert Fault(int(bits)) == Fault.ACTION_MASK
+
+    for seed in range(9):
+        actions = random_actions(np.random.default_rng(seed), spec, observation, 4)
+        assert actions[[1, 2], 3].tolist() == [1, 1]
+        assert actions[0, 2] == 1
 
 
 def test_epsilon_greedy_explores_as_often_as_it_says():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import itertools
 import json
@@ -710,11 +711,12 @@ def test_a_disk_that_refuses_changes_nothing(
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
         def failing(_: int) -> None:
-            raise OSError("broken")
+            raise OSError(errno.EIO, "broken")
 
         monkeypatch.setattr(leaderboard.os, "fsync", failing)
-        with pytest.raises(OSError, match="broken"):
+        with pytest.raises(OSError, match="broken") as raised:
             board.record(Absent(0, 99))
+        assert raised.value.filename == str(tmp_path / LOG)
         monkeypatch.undo()
         assert board.state is state
         assert state_after(read_events(tmp_path)) == state  # also for one that reads it now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import podracer
 from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import from_json
+from podracer.config.serialization import from_json, to_json
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Hyperparameter, Pod
 from podracer.drivers.sebulba import SebulbaConfig
@@ -37,11 +38,11 @@ from podracer.run.setup import make_driver
 from podracer.tournament import pod as pods
 from podracer.tournament import selection
 from podracer.tournament.config import Tournament
-from podracer.tournament.engine import InlineEngine
+from podracer.tournament.engine import InlineEngine, LocalEngine
 from podracer.tournament.events import Submitted, accepted_entries
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import MACHINE_CODES, Orchestrator
-from podracer.tournament.report import REPORT
+from podracer.tournament.report import REPORT, reason_of_failure
 
 SMALL = TorsoNetwork(MLP((16,)))
 STEPS = 16 * 8
@@ -148,6 +149,19 @@ def test_a_pod_continues_what_callbacks_changed_and_saved(tmp_path, monkeypatch)
     assert saved[0]["changes"] == saved[1]["changes"]
 
 
+def test_a_perturbed_number_wins_over_an_earlier_change_of_a_callback():
+    """The round would train with another number than the leaderboard has."""
+    changes = {"agent": {"learning_rate": 1e-5, "discount": 0.5}, "environment": {"wind": 1.0}}
+    metadata = {"experiment": to_json(EXPERIMENT), "changes": changes}
+    assert pods.kept_changes(metadata, EXPERIMENT.agent) == changes
+    perturbed = EXPERIMENT.with_fields({"agent": {"learning_rate": 2e-3}})
+    del changes["agent"]["learning_rate"]
+    assert pods.kept_changes(metadata, perturbed.agent) == changes
+    metadata["changes"] = {"agent": {"learning_rate": 1e-5}}
+    assert pods.kept_changes(metadata, perturbed.agent) == {}
+    assert pods.kept_changes({**metadata, "changes": None}, perturbed.agent) == {}
+
+
 @dataclasses.dataclass
 class EpisodeKey:
     """The part of a state that an evaluation begins with."""
@@ -233,7 +247,8 @@ def test_who_takes_over_another_draws_its_own_random_numbers(tmp_path):
         experiment = from_json(entry.experiment)
         path = tmp_path / parent.checkpoint
         driver = make_driver(experiment)
-        state, totals = pods.begin([path], entry.round, driver, experiment.key)
+        beginning = pods.begin([path], entry.round, experiment.agent, driver, experiment.key)
+        state, totals, _ = beginning
         before, key, updates = learned(tmp_path, parent)
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.learner), before)
         assert not np.array_equal(jax.random.key_data(state.key), key)
@@ -279,7 +294,7 @@ def test_fusion_is_the_mean_of_weights_and_moments(tmp_path):
     assert entries["p1r1"].parents == ("p0r0", "p1r0")
     experiment = from_json(entries["p1r1"].experiment)
     paths = [tmp_path / entries[parent].checkpoint for parent in entries["p1r1"].parents]
-    fused, _ = pods.begin(paths, 1, make_driver(experiment), experiment.key)
+    fused, *_ = pods.begin(paths, 1, experiment.agent, make_driver(experiment), experiment.key)
     one, other = (learned(tmp_path, entries[parent])[0] for parent in ("p0r0", "p1r0"))
     moments = jax.tree.leaves(one.shared.optimizer_state)
     assert any(np.abs(leaf).max() > 0 for leaf in moments)
@@ -337,6 +352,20 @@ def test_a_disk_without_room_for_a_round_is_no_fault_of_the_pod(tmp_path, monkey
     with pytest.raises(StorageError, match=r"has 0\.0 MiB free, and a checkpoint with its records"):
         pods.run(directory)
     assert StorageError.exit_code in MACHINE_CODES
+
+
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_pod(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    engine = LocalEngine()
+    engine.start(3, tmp_path)
+    assert engine.poll() == {3: 77}
+    assert engine.poll() == {}
+    assert 77 in MACHINE_CODES
+    reason = "exit code 77: no process can be started: Resource temporarily unavailable."
+    assert reason_of_failure(tmp_path, 77) == reason
 
 
 # --- real processes -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ learning: independent versus cooperative agents"). They act at once, and share t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -60,7 +60,7 @@ def joint_spec(name: str, **agents: tuple[PyTree, ActionSpace]) -> EnvironmentSp
     low, high = (sum((getattr(x, side) for x in boxes), ()) for side in ("low", "high"))
     components = sum((space.components for space in choices), ())
     action = Continuous(low, high) if boxes else MultiDiscrete(components)
-    return EnvironmentSpec(name, observation, action, extension=specs)
+    return EnvironmentSpec(name, observation, action, agents=specs)
 
 
 @struct
@@ -68,11 +68,11 @@ class IndependentLearners:
     """Settings whose fields are the agents' settings, by the names of `joint_spec`."""
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        names, specs = [field.name for field in dataclasses.fields(self)], spec.extension
-        if not isinstance(specs, Mapping) or sorted(specs) != sorted(names):
+        names, specs = [field.name for field in dataclasses.fields(self)], spec.agents
+        if sorted(specs) != sorted(names):
             raise ConfigError(
                 f"{type(self).__name__} has the agents {', '.join(names)}, and {spec.name} has "
-                f"{', '.join(specs) if isinstance(specs, Mapping) else 'none'}: name them alike, "
+                f"{', '.join(specs) or 'none'}: name them alike, "
                 "and make the specification by joint_spec."
             )
         agents = {name: getattr(self, name).build(part, context) for name, part in specs.items()}

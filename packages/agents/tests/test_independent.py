@@ -73,7 +73,7 @@ def test_the_listener_learns_what_it_would_learn_without_the_speaker(example):
     """From its own part of the rollout, with the keys that it gets."""
     env = podracer.auto_reset(example.Naming())
     pair, context = Pair(), podracer.Context(8)
-    agent, alone = pair.build(env.spec), pair.listener.build(env.spec.extension["listener"])
+    agent, alone = pair.build(env.spec), pair.listener.build(env.spec.agents["listener"])
     state = agent.init(jax.random.key(0), 4)
     actor = init_actor(agent, env, jax.random.split(jax.random.key(1), 4))
     keys = jax.random.split(jax.random.key(2), (2, context.rollout_length, 4))

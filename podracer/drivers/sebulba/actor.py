@@ -197,8 +197,7 @@ class Actor:
         env_state, optional = (), features(self._env)
         if self._is_saved and optional.snapshot is not None:
             env_state = optional.snapshot()
-        faults = Counter(self._intake.validator.faults)
-        faults.update(optional.faults)
+        faults = self._intake.validator.faults + Counter(optional.faults)
         first_faults = {**optional.first_faults, **self._intake.validator.first_faults}
         return env_state, dict(faults), first_faults
 

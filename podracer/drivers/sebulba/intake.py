@@ -113,7 +113,7 @@ def pack_program(spec: EnvironmentSpec) -> Any:
     """
 
     def pack(state: IntakeState, timestep: TimeStep) -> tuple[IntakeState, Packed]:
-        bad_rows, finite = find_faults(jnp, spec.action, timestep, state.masked)
+        bad_rows, finite = find_faults(jnp, spec, timestep, state.masked)
         row = jnp.argmax(bad_rows, axis=1)
         part = jnp.argmin(finite[:, row], axis=0)
         totals = state.faults[:, 0] + bad_rows.sum(axis=1)

@@ -67,14 +67,13 @@ class Stragglers:
     def __init__(self) -> None:
         self._seconds: dict[str, deque[float]] = {}
         self._slow_seconds: dict[str, float] = {}
-        self.named: set[str] = set()
-        """Actors that the log has named."""
+        self._named = set[str]()  # in the log
 
     def record(self, actor: str, seconds: float) -> None:
         """Add the time of a rollout; log an actor that stays slow, once."""
         times = self._seconds.setdefault(actor, deque(maxlen=_COMPARED))
         times.append(seconds)
-        if len(times) < _COMPARED or actor in self.named:
+        if len(times) < _COMPARED or actor in self._named:
             return
         median = statistics.median(times)
         medians = [statistics.median(x) for name, x in self._seconds.items() if name != actor]
@@ -82,7 +81,7 @@ class Stragglers:
         is_slow = median > _SLOW * usual
         self._slow_seconds[actor] = is_slow * (self._slow_seconds.get(actor, 0.0) + seconds)
         if self._slow_seconds[actor] > _LASTING:
-            self.named.add(actor)
+            self._named.add(actor)
             _LOG.warning(
                 "the environments of %s are %.0f times slower than other actors', %.3g s for a "
                 "rollout: with `driver.policy_lag=None` the others do not wait for them.",
@@ -127,8 +126,8 @@ class Supervisor:
 
         timer.restart()
         thread = threading.Thread(target=body, name=f"podracer-{name}", daemon=True)
-        self._threads[name] = (thread, timer)
         thread.start()
+        self._threads[name] = (thread, timer)
 
     def fail(self, component: str, error: BaseException) -> None:
         """Record the error, if it is the first, and close all queues, which stops the threads."""

@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool
 from podracer.checks.errors import structure_change
 from podracer.environment import expect_timestep
 from podracer.errors import WEIGHTED_SUM, ConfigError, EnvironmentFault
-from podracer.ops.action_masks import allows_action
-from podracer.types import ActionSpace, EnvironmentSpec, TimeStep, action_mask
+from podracer.ops.action_masks import lacks_action
+from podracer.types import EnvironmentSpec, TimeStep
 
 _FEW = 4_096  # numbers, for which BLAS starts no threads
 KINDS = ("not_finite", "no_action")
@@ -38,7 +38,7 @@ class TimestepValidator:
 
     def __init__(self, spec: EnvironmentSpec, masked: Bool[np.ndarray, " b"]) -> None:
         """Begin in a run in which these rows are masked until an episode begins."""
-        self._name, self._space, self._observation = spec.name, spec.action, spec.observation
+        self._name, self._spec = spec.name, spec
         leaves, self._structure = jax.tree.flatten(spec.observation)
         self._num_envs = len(masked)
         self._expected = [((len(masked), *leaf.shape), leaf.dtype) for leaf in leaves]
@@ -58,7 +58,7 @@ class TimestepValidator:
         self._ended_rows = timestep.last | ((timestep.discount == 0) & ~timestep.first)
         if not self._any_masked and self._is_good(timestep, leaves):
             return timestep
-        bad_rows, finite = find_faults(np, self._space, timestep, self._masked_rows)
+        bad_rows, finite = find_faults(np, self._spec, timestep, self._masked_rows)
         for kind, rows in zip(KINDS, bad_rows, strict=True):
             if rows.any():
                 self.faults[kind] += int(rows.sum())
@@ -70,8 +70,7 @@ class TimestepValidator:
 
     def _is_good(self, timestep: TimeStep, leaves: list[Any]) -> bool:
         """Return whether no row is bad, in as few calls as can be."""
-        mask = action_mask(timestep.observation)
-        if mask is not None and not (allows_action(self._space, mask) | timestep.last).all():
+        if lacks_action(self._spec, timestep).any():
             return False
         floats = [leaf for leaf in leaves if leaf.dtype.kind in "fV"]  # V: bfloat16 and its like
         pairs = [(timestep.reward, timestep.discount), *zip(floats, floats, strict=True)]
@@ -85,7 +84,7 @@ class TimestepValidator:
         expect_timestep(self._name, timestep)
         leaves, structure = jax.tree.flatten(timestep.observation)
         if structure != self._structure:
-            change = structure_change(self._observation, timestep.observation, "observation")
+            change = structure_change(self._spec.observation, timestep.observation, "observation")
             raise EnvironmentFault(f"{self._name}: observation must be as the spec's: {change}.")
         for leaf, (shape, dtype) in zip(leaves, self._expected, strict=True):
             self._check("observation", leaf, shape, dtype)
@@ -121,7 +120,7 @@ def _are_finite(x: np.ndarray, y: np.ndarray) -> bool:
 
 
 def find_faults(
-    xp: Any, space: ActionSpace, timestep: TimeStep, masked: Bool[Array | np.ndarray, " b"]
+    xp: Any, spec: EnvironmentSpec, timestep: TimeStep, masked: Bool[Array | np.ndarray, " b"]
 ) -> tuple[Bool[Array | np.ndarray, "2 b"], Bool[Array | np.ndarray, "n b"]]:
     """Return the bad rows by kind, and whether reward, discount and each float leaf are finite.
 
@@ -131,10 +130,7 @@ def find_faults(
     leaves = jax.tree.leaves(timestep.observation)
     floats += [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
     finite = xp.stack([xp.isfinite(x).reshape(len(x), -1).all(axis=1) for x in floats])
-    mask, no_action = action_mask(timestep.observation), xp.zeros_like(masked)
-    if mask is not None:
-        no_action = ~(allows_action(space, mask) | timestep.last)
-        no_action &= timestep.first | ~masked
+    no_action = lacks_action(spec, timestep) & (timestep.first | ~masked)
     return xp.stack([~finite.all(axis=0), no_action]), finite
 
 

@@ -511,6 +511,18 @@ def clock(monkeypatch):
     return clock
 
 
+def test_a_thread_that_cannot_start_is_the_fault(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with (
+        pytest.raises(RuntimeError, match="can't start new thread"),
+        Supervisor(PATIENCE) as supervisor,
+    ):
+        supervisor.start("actor", StageTimer("environment"), lambda: None, lambda: None)
+
+
 def test_a_suspended_process_that_goes_on_does_not_hang(clock):
     """Clocks go on while a process is stopped by Ctrl-Z."""
     go = threading.Event()
