@@ -156,7 +156,7 @@ def name_run_directory(experiment: Experiment, run_dir: Path | None) -> Path:
         if jax.process_count() > 1:
             raise ConfigError("several processes need a run directory that all of them share.")
         moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        return run_directory(Path("runs"), f"{experiment.recipe}-s{experiment.seed}-{moment}")
+        return run_directory(user_path("runs"), f"{experiment.recipe}-s{experiment.seed}-{moment}")
     path = user_path(run_dir)
     return run_directory(path.parent, path.name)
 

@@ -1,5 +1,7 @@
 """Operations in forms that take few kernels on a GPU, run here in that form."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,7 @@ from podracer.devices.fused import traced_for
 from podracer.devices.ordering import scan_parts
 from podracer.drivers.faults import fault_bits
 from podracer.networks import MLP, Head, TorsoNetwork
-from podracer.types import ArraySpec, Step, TimeStep, Trajectory
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
 
 
 def on_gpu(function, *args):
@@ -153,8 +155,10 @@ def test_a_fault_has_the_same_bits(place):
     metrics = {"loss": value("loss"), "gradient_norm": value("norm")}
     shared = {"a": value("a", (2, 3)), "b": (value("b"), jnp.int32(1)), "c": value("c", (3,))}
 
+    agent = types.SimpleNamespace(spec=EnvironmentSpec("env", ArraySpec((3,)), Discrete(2)))
+
     def bits():
-        return fault_bits(None, trajectory, LearnerState(shared), metrics, None)
+        return fault_bits(agent, trajectory, LearnerState(shared), metrics, None)
 
     expected = bits()
     assert (expected == 0) == (place is None)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool
 from podracer.checks.errors import structure_change
 from podracer.environment import expect_timestep
 from podracer.errors import WEIGHTED_SUM, ConfigError, EnvironmentFault
-from podracer.ops.action_masks import lacks_action
+from podracer.ops.action_masks import component_masks, lacks_action
 from podracer.types import EnvironmentSpec, TimeStep
 
 _FEW = 4_096  # numbers, for which BLAS starts no threads
@@ -70,7 +70,8 @@ class TimestepValidator:
 
     def _is_good(self, timestep: TimeStep, leaves: list[Any]) -> bool:
         """Return whether no row is bad, in as few calls as can be."""
-        if lacks_action(self._spec, timestep).any():
+        masks = component_masks(self._spec, timestep.observation)
+        if not all(mask is None or (mask.any(axis=-1) | timestep.last).all() for mask in masks):
             return False
         floats = [leaf for leaf in leaves if leaf.dtype.kind in "fV"]  # V: bfloat16 and its like
         pairs = [(timestep.reward, timestep.discount), *zip(floats, floats, strict=True)]
