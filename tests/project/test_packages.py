@@ -18,7 +18,7 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3060,  # the contract: files beside the rooms
+    "": 3050,  # the contract: files beside the rooms
     "agents": 6400,
     "checks": 790,
     "cli": 2350,
@@ -31,7 +31,7 @@ BUDGETS = {
     "ops": 1200,
     "recipes": 1040,
     "reports": 1730,
-    "run": 3050,
+    "run": 3040,
     "scores": 890,
     "tournament": 2250,
 }
