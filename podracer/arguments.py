@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import math
 import re
 import types
 import typing
@@ -200,7 +201,9 @@ def refusal(place: str, value: Any, hint: Any) -> str:
         remedy = f"write {plain if isinstance(plain, tuple) else str(value)}"
     elif isinstance(value, float) and value.is_integer() and fits(int(value), hint):
         remedy = f"write {int(value)}"
-    elif isinstance(value, int | float | str) and fits((value,), hint):
+    elif fits((value,), hint) and (
+        isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+    ):
         remedy = f"write {(value,)}"
     elif is_schedule and fits(0, hint):
         remedy += ", as it follows no schedule"

@@ -10,6 +10,7 @@ import pytest
 import podracer
 from podracer import recipes
 from podracer.agent import DEFAULT_CONTEXT
+from podracer.arguments import refusal
 from podracer.drivers.population import Pod
 from podracer.envs.catch import Catch
 from podracer.tournament.config import Tournament
@@ -101,3 +102,8 @@ def test_an_experiment_brings_its_agents_environment_and_rollouts():
     podracer.check_agent(experiment)
     with pytest.raises(podracer.ConfigError, match="built for 16 in catch"):
         podracer.check_agent(podracer.Blueprint(Long(), SPEC))
+
+
+def test_what_is_no_finite_number_is_not_proposed_in_a_tuple():
+    assert refusal("hidden", 2.5, tuple[float, ...]).endswith("write (2.5,).")
+    assert "write" not in refusal("hidden", float("nan"), tuple[float, ...])
