@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import pytest
 
+MAPPINGS = Path("/proc/self/maps")
 CACHE = Path(tempfile.gettempdir()) / f"podracer-test-cache-{os.getuid()}"
 
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
@@ -56,4 +57,17 @@ def lenient_ranks() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def _garbage_of_this_module_only() -> None:
     """Keep collections, also of JAX where it looks for leaks, from going through all programs."""
+    free_programs()
     gc.freeze()
+
+
+def free_programs(most_mappings: int = 10_000) -> None:
+    """Free the compiled programs of earlier modules if this process has too many mappings.
+
+    A program has 18 mappings of memory or more. Linux allows a process 65,530, beyond which LLVM
+    ends it.
+    """
+    if MAPPINGS.exists() and MAPPINGS.read_bytes().count(b"\n") > most_mappings:
+        jax.clear_caches()
+        gc.unfreeze()
+        gc.collect()

@@ -2,12 +2,14 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from podracer.agents import A2C
 from podracer_testing import walk
 from podracer_testing.contract import check_contract, check_greedy, check_time_outs
+from podracer_testing.plugin import MAPPINGS, free_programs
 
 SETTINGS = A2C(network=walk.network())
 
@@ -36,3 +38,13 @@ def test_an_agent_that_learns_from_resets_is_noticed():
 
     with pytest.raises(AssertionError):
         check_time_outs(dataclasses.replace(agent, learn=learn))
+
+
+@pytest.mark.skipif(not MAPPINGS.exists(), reason="this system does not list a process's mappings")
+def test_programs_are_freed_before_linux_allows_no_more():
+    program = jax.jit(lambda x: x + 1)
+    program(0.0)
+    free_programs()
+    assert program._cache_size() == 1
+    free_programs(most_mappings=0)
+    assert program._cache_size() == 0
