@@ -113,7 +113,6 @@ _RETIRED: dict[str, dict[str, Any]] = {
     },
     "SebulbaConfig": {"average_hosts": None, "average_every": 16},
     "TD3BC": {"scaled_return_max": None},
-    "Tournament": {"opponents": None, "train_against": None, "matches": 4, "anchor": "random"},
 }
 
 

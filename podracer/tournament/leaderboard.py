@@ -135,18 +135,7 @@ def _decode(fields: Mapping[str, Any]) -> events.Event:
             f"the tournament has format {fields['format']}, this version reads {events.FORMAT}: "
             "use the version that wrote it."
         )
-    # Earlier versions had leagues, and events of a capacity.
-    league = (fields.get(name) for name in ("opponents", "training", "matches"))
-    if any(league) or fields.get("tournament", {}).get("opponents") is not None:
-        raise ConfigError("the tournament is a league, which this version no longer has.")
-    if fields["event"] == "capacity":
-        raise ConfigError(
-            "the tournament has had a `capacity` file, which this version no longer follows."
-        )
-    dropped = ("event", "opponents", "training", "matches")  # the last three are empty
-    values = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in fields.items() if k not in dropped
-    }
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items() if k != "event"}
     return events.EVENTS[fields["event"]](**values)
 
 

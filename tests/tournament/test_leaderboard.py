@@ -42,7 +42,7 @@ from podracer.tournament.events import (
     kept_entries,
     state_after,
 )
-from podracer.tournament.leaderboard import LENGTH, LOG, Leaderboard, encode_line, read_events
+from podracer.tournament.leaderboard import LENGTH, LOG, Leaderboard, read_events
 
 HEADER = Header({"rule": "softmax"}, seed=0, pods=4, size=5, evaluation="e1", episodes=10)
 DIGEST = hashlib.sha256(b"").hexdigest()
@@ -598,55 +598,6 @@ def test_damage_is_refused_with_its_line(tmp_path: Path) -> None:
     log.write_bytes(whole)
     with Leaderboard(tmp_path) as board:
         assert board.state == state
-
-
-def rewrite(directory: Path, **changes: dict[str, Any]) -> None:
-    """Give the events of a log more fields, by kind, as an earlier version wrote them."""
-    checksum, lines = "", []
-    for line in (directory / LOG).read_bytes().splitlines():
-        fields = json.loads(line)
-        del fields["sha256"]
-        text, checksum = encode_line(fields | changes.get(fields["event"], {}), checksum)
-        lines.append(text)
-    (directory / LOG).write_bytes(b"".join(lines))
-    (directory / LENGTH).unlink()
-
-
-LEAGUE = {"kind": "Tournament", "opponents": "past", "train_against": None}
-
-
-def test_a_log_of_a_version_with_leagues_goes_on_unless_it_is_one(tmp_path: Path) -> None:
-    settings = {"kind": "Tournament", "pods": 4}
-    header = Header(settings, seed=0, pods=4, size=5, evaluation="e1", episodes=10)
-    with Leaderboard(tmp_path, header) as board:
-        submit(board, 0, 1.0)
-    retired = {"opponents": None, "train_against": None, "matches": 4, "anchor": "random"}
-    rewrite(
-        tmp_path,
-        header={"tournament": settings | retired},
-        started={"opponents": [], "training": []},
-        submitted={"matches": []},
-    )
-    with Leaderboard(tmp_path, header) as board:
-        submit(board, 0, 2.0)
-    assert [entry.score for entry in state_after(read_events(tmp_path)).board] == [2.0, 1.0]
-    for changes in (
-        {"header": {"tournament": LEAGUE}},
-        {"started": {"opponents": ["random"]}},
-        {"submitted": {"matches": [["p0r0", "random", 1, 0, 0, ""]]}},
-    ):
-        copy = shutil.copytree(tmp_path, tmp_path / next(iter(changes)))
-        rewrite(copy, **changes)
-        with pytest.raises(ConfigError, match="is a league, which this version no longer has"):
-            read_events(copy)
-
-
-def test_a_log_with_a_capacity_is_refused(tmp_path: Path) -> None:
-    with Leaderboard(tmp_path, HEADER) as board:
-        board.record(Absent(0, 0))
-    rewrite(tmp_path, absent={"event": "capacity"})
-    with pytest.raises(ConfigError, match="`capacity` file, which this version no longer follows"):
-        read_events(tmp_path)
 
 
 def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
