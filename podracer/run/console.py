@@ -13,7 +13,6 @@ import shlex
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -83,8 +82,6 @@ class Console:
         self._shown_at = -math.inf
         self._unprinted: Record | None = None
         self._started = time.monotonic()
-        self._old: list[dict[str, Any]] = []  # the first record, and all with an evaluation
-        self._recent: deque[dict[str, Any]] = deque(maxlen=_NUM_RECORDS)
         self._is_closed = False
         self._lock = threading.Lock()  # the panel is drawn by a thread of rich
         self._live: Live | None = None
@@ -107,12 +104,12 @@ class Console:
                 print(text, file=self._file, flush=True)
 
     def write(self, record: Record) -> None:
+        records = self._run.records
         with self._lock:
-            self._recent.append(dict(record))
-            if not self._old or "evaluation_return" in record:
-                self._old.append(dict(record))
-            records = {x["updates"]: x for x in (*self._old, *self._recent)}
-            self._run.records[:] = [records[updates] for updates in sorted(records)]
+            records.append(dict(record))
+            oldest = len(records) - 1 - _NUM_RECORDS  # it is no longer among the recent ones
+            if oldest > 0 and "evaluation_return" not in records[oldest]:
+                del records[oldest]
         if self._live is not None:
             return
         self._unprinted = record
