@@ -152,13 +152,12 @@ def _callbacks(
 
 def name_run_directory(experiment: Experiment, run_dir: Path | None) -> Path:
     """Return the path of a run's directory, by default a new one in `runs/`; create nothing."""
-    if run_dir is None:
-        if jax.process_count() > 1:
-            raise ConfigError("several processes need a run directory that all of them share.")
-        moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        return run_directory(user_path("runs"), f"{experiment.recipe}-s{experiment.seed}-{moment}")
-    path = user_path(run_dir)
-    return run_directory(path.parent, path.name)
+    if run_dir is not None:
+        return run_directory(run_dir.parent, run_dir.name)
+    if jax.process_count() > 1:
+        raise ConfigError("several processes need a run directory that all of them share.")
+    moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return run_directory(user_path("runs"), f"{experiment.recipe}-s{experiment.seed}-{moment}")
 
 
 def check_claim(directory: Path, resume: bool) -> None:
@@ -166,13 +165,14 @@ def check_claim(directory: Path, resume: bool) -> None:
 
     What is checked here is checked again under the directory's lock, see `RunLock`.
     """
+    places = directory, directory / CHECKPOINTS  # a run's own `checkpoints`, or a run
     if is_tournament(directory):
         raise ConfigError(f"{directory} holds a tournament: choose another name.")
     if resume:
         check_is_run(directory)
     elif (directory / CONFIG).exists():
         raise ConfigError(f"{directory} already holds a run: resume it, or choose another name.")
-    elif step_directories(directory / CHECKPOINTS) or newest_saved(directory) is not None:
+    elif any(map(step_directories, places)) or newest_saved(directory) is not None:
         raise ConfigError(
             f"{directory} holds checkpoints, but not the config.json of their run: bring it back, "
             "or choose another name."

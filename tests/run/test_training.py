@@ -21,7 +21,7 @@ from podracer import recipes
 from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
 from podracer.config.experiment import Experiment, check_types
-from podracer.config.serialization import from_json, read_experiment, to_json
+from podracer.config.serialization import from_json, to_json
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
@@ -37,7 +37,7 @@ from podracer.policy import Policy
 from podracer.replay import Replay
 from podracer.run import callbacks, resume
 from podracer.run.errors import DeviceError
-from podracer.run.loading import load_run
+from podracer.run.loading import load_run, reopen
 from podracer.run.resume import Totals, check_metadata
 from podracer.run.setup import build
 from podracer.run.warnings import run_warnings
@@ -142,7 +142,7 @@ def test_what_a_run_leaves(finished):
     assert 0 < lines[-1]["machine_cores"] < 64
     assert 50e6 < lines[-1]["machine_memory"] < 20e9
     config = json.loads((run / "config.json").read_text())
-    assert from_json(config["experiment"]) == EXPERIMENT == read_experiment(run)
+    assert from_json(config["experiment"]) == EXPERIMENT == reopen(run)
     assert config["versions"]["jax"] == jax.__version__
     assert result.exit_code == 0
     assert result.metrics["updates"] == 40
@@ -315,7 +315,7 @@ def test_a_target_ends_the_run(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(resume, "installed_versions", lambda: versions | {"jax": "0.0.1"})
     renamed = dataclasses.replace(EXPERIMENT, recipe="other")  # as a module may call its function
     assert podracer.train(renamed, run_dir=run, resume=True).reason == "frames"
-    assert read_experiment(run).recipe == "test"
+    assert reopen(run).recipe == "test"
     words = f"computed with jax {versions['jax']}, then 0.0.1: correct, but perhaps not bit-exact"
     assert words in caplog.text
 
@@ -408,8 +408,9 @@ def test_a_directory_is_used_once(tmp_path):
     with pytest.raises(ConfigError, match="holds no run"):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "other", resume=True)
     (tmp_path / "run" / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"holds checkpoints, but not the config\.json"):
-        podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
+    for directory in (tmp_path / "run", tmp_path / "run" / "checkpoints"):
+        with pytest.raises(ConfigError, match=r"holds checkpoints, but not the config\.json"):
+            podracer.train(EXPERIMENT, run_dir=directory)
     (tmp_path / "cup").mkdir()
     (tmp_path / "cup" / "leaderboard.jsonl").touch()
     with pytest.raises(ConfigError, match="cup holds a tournament"):
