@@ -198,30 +198,16 @@ def _refuse_import(environment: Any) -> None:
         )
 
 
-def read_experiment(
-    directory: Path,
-    recipe: Experiment | None = None,
-    environment: str | Environment | HostEnvironments | None = None,
-) -> Experiment:
-    """Return the experiment of a run.
-
-    `recipe` is the experiment whose classes and objects may be used besides the library's, and
-    `environment` replaces the run's own. Raises `ConfigError` if there is no run or it
-    cannot be read.
-    """
-    check_is_run(directory)
-    return experiment_of(directory / CONFIG, recipe, environment)
-
-
 def read_config(path: Path) -> dict[str, Any]:
     """Return the JSON object in a run's `config.json`, or in a recipe's file, which has no seal.
 
     Raises `ConfigError` if it is none, or if a run's has changed since it was written.
     """
+    if is_run := path.name == CONFIG:
+        check_is_run(path.parent)
     if not path.is_file():
         raise ConfigError(f"there is no file {path}.")
     try:
-        is_run = path.name == CONFIG
         config = read_sealed_json(path) if is_run else json.loads(read_limited(path))
     except CheckpointError as error:
         raise ConfigError(
@@ -252,14 +238,16 @@ def recipe_name(directory: Path) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def experiment_of(
+def read_experiment(
     path: Path,
     recipe: Experiment | None = None,
     environment: str | Environment | HostEnvironments | None = None,
 ) -> Experiment:
     """Return the experiment in a file: a run's `config.json`, or a sweep's `best.json`.
 
-    The other arguments are as in `read_experiment`. Raises `ConfigError` if it cannot be read.
+    `recipe` is the experiment whose classes and objects may be used besides the library's, and
+    `environment` replaces the file's own. Raises `ConfigError` if there is no such file or it
+    cannot be read.
     """
     kinds = KINDS if recipe is None else {**KINDS, **kinds_of(recipe)}
     try:

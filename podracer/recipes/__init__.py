@@ -16,7 +16,7 @@ from typing import Any, cast, get_args, get_type_hints
 
 from podracer.checks.errors import describe_error
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import experiment_of, read_config
+from podracer.config.serialization import read_config, read_experiment
 from podracer.envs.catalog import ENVIRONMENTS, full_name_of, has_name
 from podracer.errors import ConfigError, PodracerError
 from podracer.io.entry_points import installed, package_of
@@ -134,7 +134,7 @@ def _of_file(
     path: Path, environment: str | None = None, recipe: Experiment | str | None = None
 ) -> Experiment:
     recorded = read_config(path)["experiment"]
-    experiment = experiment_of(path, lender(recipe, recorded.get("recipe")), environment)
+    experiment = read_experiment(path, lender(recipe, recorded.get("recipe")), environment)
     if environment is None:
         return experiment
     experiment = dataclasses.replace(experiment, environment=recorded["environment"])

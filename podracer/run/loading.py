@@ -169,4 +169,4 @@ def reopen(
     Without `recipe` an installed package's is taken, if it has the name of the run's.
     """
     lender = recipes.lender(recipe, recipe_name(directory))
-    return read_experiment(directory, lender, environment)
+    return read_experiment(directory / CONFIG, lender, environment)

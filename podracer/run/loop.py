@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import enum
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -194,7 +195,7 @@ class Run:
                     callback.on_start(self)
                 self.checkpointer.load_orbax()  # once all is traced, as both need Python's lock
                 exit_code = self._loop()
-        self.record = self.record or [{}, *readable_records(self.directory)][-1]
+        self.record = self.record or [{}, *deque(readable_records(self.directory), maxlen=1)][-1]
         reason = "signal" if exit_code else self.budget.reason_to_end(self.totals) or "callback"
         return Result(**vars(self.boundary()), exit_code=exit_code, reason=reason)
 

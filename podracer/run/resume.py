@@ -12,13 +12,13 @@ from typing import Any
 
 from podracer.config.experiment import Experiment
 from podracer.config.serialization import KINDS, kinds_of, of_this_version, read_config, to_json
-from podracer.errors import CheckpointError, ConfigError, PodracerError
+from podracer.errors import CheckpointError, ConfigError
 from podracer.io.code import installed_versions
 from podracer.io.differences import differences
 from podracer.io.json_schema import anything, conforms, count, finite, number, text, unsound_fields
 from podracer.io.seal import CONFIG, encode_json, seal_json
-from podracer.io.sinks import read_metrics
 from podracer.io.text import redact
+from podracer.run.sweep import readable_records
 
 # Packages that compute, by which results may be rounded otherwise.
 _COMPUTING = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax")
@@ -26,19 +26,10 @@ _LOG = logging.getLogger("podracer")
 
 # These decide when and where things happen, not what is computed, so a resumed run may change them.
 FREE_ON_RESUME = {
-    "frames",
-    "devices",
-    "evaluations",
-    "evaluation_episodes",
-    "evaluation_policy",
-    "evaluation_epsilon",
-    "fixed_evaluation",
-    "target_return",
-    "max_seconds",
-    "save_seconds",
-    "keep_best",
-    "stall_seconds",
-}
+    "frames", "devices", "evaluations", "evaluation_episodes", "evaluation_policy",
+    "evaluation_epsilon", "fixed_evaluation", "target_return", "max_seconds", "save_seconds",
+    "keep_best", "stall_seconds",
+}  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -140,7 +131,7 @@ def check_may_begin_again(directory: Path, experiment: Experiment) -> None:
     Raises `CheckpointError` where its records show that it has sealed one, and `ConfigError` for
     another experiment.
     """
-    if shows_saves(directory / "metrics.jsonl"):
+    if shows_saves(directory):
         raise CheckpointError(
             f"{directory} has no checkpoint, but its records show that one was "
             "saved: bring it back, or begin a new run."
@@ -148,15 +139,13 @@ def check_may_begin_again(directory: Path, experiment: Experiment) -> None:
     check_same_experiment(read_config(directory / CONFIG)["experiment"], experiment)
 
 
-def shows_saves(path: Path) -> bool:
-    """Return whether the records in a file show that the run has sealed a checkpoint.
+def shows_saves(directory: Path) -> bool:
+    """Return whether the records of a run show that it has sealed a checkpoint.
 
     The second save waited for the first one's seal.
     """
-    try:
-        saves = [record for record in read_metrics(path) if (record.get("time_save") or 0) > 0]
-    except (OSError, PodracerError, TypeError):
-        return False
+    times = (record.get("time_save") for record in readable_records(directory))
+    saves = [seconds for seconds in times if isinstance(seconds, float) and seconds > 0]
     return len(saves) > 1
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import read_config, read_experiment, to_json
+from podracer.config.serialization import read_config, to_json
 from podracer.drivers.exchange import Averaging, Peers
 from podracer.drivers.population import Exchange, Hyperparameter, Pod
 from podracer.drivers.selection import PopulationBased, Range, Rule, Selection
@@ -107,13 +108,12 @@ class Configuration:
     score: Score
 
 
-def configurations(directory: Path, recipe: Experiment | None = None) -> list[Configuration]:
+def configurations(directory: Path, experiment: Experiment) -> list[Configuration]:
     """Return the configurations of a population's run, best first, those at the last evaluation.
 
-    Those of which a pod has no score come after the others. `recipe` is as in `read_experiment`.
-    Raises `ConfigError` if the run has no population, or no record of an evaluation of its pods.
+    Those of which a pod has no score come after the others. Raises `ConfigError` if the run has no
+    population, or no record of an evaluation of its pods.
     """
-    experiment = read_experiment(directory, recipe)
     records = read_pods(directory)
     evaluation = _last_evaluation(directory, records)
     config = {**read_object(directory / CONFIG), "experiment": to_json(experiment)}
@@ -227,7 +227,7 @@ def _last_evaluation(
 def _needed_for_evaluation(directory: Path) -> str:
     """Return what a run without an evaluation needs to make one, as it is resumed."""
     experiment = read_config(directory / CONFIG)["experiment"]
-    last = [{}, *readable_records(directory)][-1]
+    last = [{}, *deque(readable_records(directory), maxlen=1)][-1]
     has_frames = last.get("frames", 0) >= experiment["frames"] * len(experiment["pods"])
     limit = experiment.get("max_seconds")
     needed = [] if experiment.get("evaluations") else ["`evaluations=1` or more"]
@@ -243,8 +243,8 @@ def readable_records(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def _last_evaluated(records: Iterable[dict[str, Any]], updates: float) -> dict[str, Any] | None:
-    evaluations = [r for r in records if "evaluation_return" in r and r["updates"] <= updates]
-    return evaluations[-1] if evaluations else None
+    evaluations = (r for r in records if "evaluation_return" in r and r["updates"] <= updates)
+    return [None, *deque(evaluations, maxlen=1)][-1]
 
 
 def _hyperparameters(

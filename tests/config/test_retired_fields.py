@@ -10,11 +10,12 @@ import podracer
 from podracer import recipes
 from podracer.agents.a2c import A2C
 from podracer.config.experiment import Experiment
-from podracer.config.serialization import from_json, of_this_version, read_experiment, to_json
+from podracer.config.serialization import from_json, of_this_version, to_json
 from podracer.drivers.anakin import AnakinConfig
 from podracer.envs.catch import Catch
 from podracer.errors import ConfigError
 from podracer.io.seal import seal_json
+from podracer.run.loading import reopen
 from podracer.run.resume import check_same_environment, check_same_experiment
 
 EXPERIMENT = Experiment(
@@ -52,8 +53,8 @@ def configure(run, **fields):
 
 def test_a_run_of_an_earlier_version_is_read_and_goes_on(run):
     configure(run, **RETIRED)
-    assert read_experiment(run) == EXPERIMENT
-    result = podracer.train(read_experiment(run), run_dir=run, resume=True, frames=8 * 16)
+    assert reopen(run) == EXPERIMENT
+    result = podracer.train(reopen(run), run_dir=run, resume=True, frames=8 * 16)
     assert result.metrics["updates"] == 8
 
 
@@ -79,7 +80,7 @@ def test_fields_that_came_later_have_their_defaults(run):
 def test_what_only_the_earlier_version_could_do_is_refused(run):
     configure(run, records="update")
     with pytest.raises(ConfigError, match=re.escape("records='update', which this version no")):
-        read_experiment(run)
+        reopen(run)
 
 
 SAC_FIELDS = {"batch_norm": False, "batch_norm_targets": False, "policy_period": 1}

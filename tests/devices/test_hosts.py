@@ -20,7 +20,6 @@ from jax._src import clusters  # of which `jax.distributed.initialize` is the pu
 
 import podracer
 from podracer.cli import train
-from podracer.config.serialization import read_experiment
 from podracer.devices import mesh, peers
 from podracer.devices.peers import PeerLostError
 from podracer.devices.startup import (
@@ -33,6 +32,7 @@ from podracer.devices.startup import (
 from podracer.errors import ConfigError, StorageError
 from podracer.io.checkpoint import Checkpointer
 from podracer.run.errors import classify_error
+from podracer.run.loading import reopen
 
 RUN = (
     "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 10,
@@ -67,7 +67,7 @@ def one(tmp_path_factory):
 def test_two_processes_train_as_one_with_the_same_devices(one, tmp_path):
     """Every parameter as in one process with two devices, to the rounding of the sums."""
     alone = tmp_path / "alone"
-    podracer.train(read_experiment(one), run_dir=alone, devices=2)
+    podracer.train(reopen(one), run_dir=alone, devices=2)
     for together, single in zip(records(one), records(alone), strict=True):
         assert together.keys() == single.keys()
         for name, value in together.items():
@@ -81,7 +81,7 @@ def test_a_run_takes_the_devices_that_it_had_where_its_processes_can_share_them(
 ):
     """Nobody gave --devices, so no refusal may name it: three processes take all that there are."""
     monkeypatch.setattr(train, "initialize_devices", lambda _, count, arch: throw(Taken(count)))
-    experiment = dataclasses.replace(read_experiment(one), devices=0)
+    experiment = dataclasses.replace(reopen(one), devices=0)
     with pytest.raises(Taken) as error:
         train.run(experiment, one, Hosts("h:1", processes, 0), (), resume=True)
     assert error.value.args == (devices,)

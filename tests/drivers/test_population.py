@@ -165,9 +165,9 @@ def test_resumed_equals_uninterrupted(tmp_path):
 
 def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypatch, capsys):
     record = {"updates": 5, "episodes": [3, 3, 3], "evaluation_return": [1.0, 2.0, 9.0]}
-    monkeypatch.setattr(sweep, "read_experiment", lambda *_: EXPERIMENT)
     monkeypatch.setattr(sweep, "read_pods", lambda _: [record])
-    assert sweep.configurations(tmp_path)[0].pods == (2,)  # a record of an older version
+    ranking = sweep.configurations(tmp_path, EXPERIMENT)  # by a record of an older version
+    assert ranking[0].pods == (2,)
     record["evaluation_unfinished"] = [1, 0, 4]
     finish_sweep(tmp_path, EXPERIMENT)
     assert f"Not ranked: {tmp_path} has no best configuration" in capsys.readouterr().out
@@ -187,7 +187,7 @@ def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypa
     with pytest.raises(ConfigError, match="has no best pod"):
         sweep.best_pod(tmp_path, restored)
     record["evaluation_unfinished"] = [0, 0, 4]
-    best, failed = sweep.configurations(tmp_path)
+    best, failed = sweep.configurations(tmp_path, EXPERIMENT)
     assert (best.pods, best.score.mean, best.score.is_whole) == ((0, 1), 1.5, True)
     assert (failed.pods, failed.score.is_whole, failed.score.values.size) == ((2,), False, 0)
     finish_sweep(tmp_path, EXPERIMENT)
@@ -204,7 +204,7 @@ def test_a_population_is_a_run_like_any_other(tmp_path, capsys):
     last = np.asarray(pods[-1]["evaluation_return"])
     assert lines(run / "metrics.jsonl")[-1]["evaluation_return"] == pytest.approx(last.mean())
 
-    found = sweep.configurations(run)
+    found = sweep.configurations(run, EXPERIMENT)
     assert {each.pods for each in found} == {(0, 1), (2,)}
     means = [configuration.score.mean for configuration in found]
     assert means == sorted(means, reverse=True)

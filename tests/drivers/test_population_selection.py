@@ -30,7 +30,7 @@ from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.networks import MLP, TorsoNetwork
 from podracer.run import sweep
-from podracer.run.loading import load_run
+from podracer.run.loading import load_run, reopen
 from podracer.run.setup import make_driver, make_evaluator
 from podracer.tournament import selection as tournament
 from podracer.types import LearnerState
@@ -252,7 +252,7 @@ def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path):
     run = load_run(whole, pod=2)
     assert run.blueprint.settings.learning_rate == last[2]
     assert int(run.state.update) == 40
-    found = sweep.configurations(whole)
+    found = sweep.configurations(whole, reopen(whole))
     assert sorted(number for each in found for number in each.pods) == [0, 1, 2, 3]
     assert {each.hyperparameters[0].value for each in found} == set(last)
 

@@ -22,13 +22,14 @@ from crash_points import Server, lose_unsynced
 from runs import small_catch
 
 import podracer
-from podracer.config.serialization import read_config, read_experiment, to_json
+from podracer.config.serialization import read_config, to_json
 from podracer.drivers.population import Pod
 from podracer.errors import PodracerError
 from podracer.io import seal, text
 from podracer.io.checkpoint import Checkpointer, fingerprint, load, stored_fingerprint
 from podracer.io.jsonl import JsonlSink
 from podracer.run import sweep
+from podracer.run.loading import reopen
 from podracer.run.resume import shows_saves
 from podracer.run.setup import make_driver
 
@@ -191,7 +192,7 @@ def stored_files(run: Path) -> Counter[str]:
 def read(run: Path, truths: dict[str, Truth], log: list[str]) -> tuple[Truth, int] | None:
     """Read a run as `eval` and `fingerprint` do; None if it is refused."""
     try:
-        experiment = to_json(read_experiment(run))
+        experiment = to_json(reopen(run))
         truth = truths[read_config(run / "config.json")["run"]["id"]]
         step, digest = stored_fingerprint(run)
     except PodracerError as error:
@@ -211,14 +212,14 @@ def resume(
 ) -> bool:
     """Resume a run, to its end or up to the first update; False if it is refused."""
     try:
-        experiment = read_experiment(run)
+        experiment = reopen(run)
         truth = truths[read_config(run / "config.json")["run"]["id"]]
         if to_the_end:
             podracer.train(experiment, run_dir=run, resume=True)
             assert stored_fingerprint(run)[1] == truth.end
             return True
         with Checkpointer(run) as checkpointer:
-            assert checkpointer.has_saved() or shows_saves(run / "metrics.jsonl")
+            assert checkpointer.has_saved() or shows_saves(run)
             restored = checkpointer.restore(truth.like)
         assert truth.steps[restored.step] == fingerprint(restored.state)
         if truth.best_pod is not None and restored.step == max(truth.steps):

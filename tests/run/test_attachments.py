@@ -12,13 +12,13 @@ from runs import small_catch
 
 import podracer
 from podracer.cli.main import main
-from podracer.config.serialization import read_experiment
 from podracer.errors import ConfigError
 from podracer.io import addresses, entry_points
 from podracer.io.addresses import local_run
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.sinks import read_metrics
 from podracer.run.callbacks import Attached
+from podracer.run.loading import reopen
 from podracer.tournament.config import Tournament
 from podracer.tournament.orchestrator import run_tournament
 from podracer.tournament.selection import Independent
@@ -138,7 +138,7 @@ def test_callbacks_of_packages_are_part_of_an_experiment(tmp_path, packages):
     experiment = dataclasses.replace(EXPERIMENT, evaluations=2, callbacks=("lower:0.5",))
     podracer.train(experiment, run_dir=whole)
     podracer.train(experiment, run_dir=cut, frames=80, evaluations=1)
-    half = read_experiment(cut)  # as `podracer resume` does
+    half = reopen(cut)  # as `podracer resume` does
     podracer.train(half, run_dir=cut, resume=True, frames=160, evaluations=2)
     assert stored_fingerprint(cut) == stored_fingerprint(whole)
     rates = [record.get("agent.learning_rate") for record in read_metrics(cut / "metrics.jsonl")]

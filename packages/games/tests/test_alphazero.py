@@ -18,13 +18,13 @@ from podracer.agent import Agent, Blueprint
 from podracer.agents.common import epochs
 from podracer.agents.planning import gumbel
 from podracer.checks import check_agent, check_environment
-from podracer.config.serialization import read_experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.envs import make
 from podracer.envs.probes import GAMMA, PROBES
 from podracer.evaluate import make_evaluator
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
+from podracer.run.loading import reopen
 from podracer.types import TimeStep
 from podracer_games.alphazero import AlphaZero
 from podracer_games.model import WithModel
@@ -211,7 +211,7 @@ def test_a_run_resumes_to_the_bit(tmp_path):
     )
     podracer.train(experiment, run_dir=tmp_path / "whole")
     podracer.train(experiment, run_dir=tmp_path / "parts", frames=2 * 32)
-    resumed = read_experiment(tmp_path / "parts")
+    resumed = reopen(tmp_path / "parts")
     assert resumed.agent == experiment.agent  # its class is found by its name
     podracer.train(resumed, run_dir=tmp_path / "parts", resume=True, frames=4 * 32)
     assert stored_fingerprint(tmp_path / "whole") == stored_fingerprint(tmp_path / "parts")

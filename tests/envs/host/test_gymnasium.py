@@ -512,7 +512,7 @@ def test_a_module_registers_its_environments_in_every_process(batches, module):
 
 def test_no_file_has_a_module_imported(module, tmp_path):
     serialization, errors = library("config.serialization"), library("errors")
-    recipes = library("recipes")
+    recipes, reopen = library("recipes"), library("run.loading").reopen
     name = f"gymnasium:{module}:Own/Walk-v0"
     for hidden in (name, f"lifetimes:{name}", f"gymnasium:GymV21Environment-v0,env_id={module}:X"):
         experiment = recipes.find("cartpole_sebulba").with_fields({"environment": hidden})
@@ -520,14 +520,14 @@ def test_no_file_has_a_module_imported(module, tmp_path):
             tmp_path / "config.json", {"experiment": serialization.to_json(experiment)}
         )
         with pytest.raises(errors.ConfigError, match=f"module '{module}'.*add `environment="):
-            serialization.read_experiment(tmp_path)
+            reopen(tmp_path)
         with pytest.raises(errors.ConfigError, match="add `environment="):
             recipes.find(str(tmp_path / "config.json"))
     assert module not in sys.modules
     for repeated in (
-        serialization.read_experiment(tmp_path, environment=name),
+        reopen(tmp_path, environment=name),
         recipes.find(str(tmp_path / "config.json"), environment=name),
-        serialization.read_experiment(tmp_path, recipe=experiment),
+        reopen(tmp_path, recipe=experiment),
     ):
         assert repeated.environment in (name, hidden)
 
