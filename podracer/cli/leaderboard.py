@@ -56,6 +56,8 @@ def leaderboard(options: LeaderboardOptions) -> int:
         return 0
     state = state_after(read_events(options.run))
     check_settings(state.header)
+    if options.json and options.watch:
+        raise ConfigError("--json prints the ranking once, and --watch shows it again: take one.")
     if options.json:
         for entry in state.board:
             print_json(entry_as_json(entry))

@@ -303,6 +303,8 @@ def test_a_released_pod_goes_on(tmp_path, capsys):
         play(tmp_path)
     assert leaderboard(LeaderboardOptions(tmp_path, release=2)) == 0
     assert "podracer resume" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--json prints the ranking once"):
+        leaderboard(LeaderboardOptions(tmp_path, watch=True, json=True))
     play(tmp_path)
     assert len(results(tmp_path)) == 16
 
