@@ -10,14 +10,6 @@ from podracer.cli.arguments import parse
 from podracer.cli.values import Mark
 from podracer.io.text import print_json
 
-_OTHER_NAMES = {
-    "agent": "agents",
-    "env": "environments",
-    "envs": "environments",
-    "environment": "environments",
-    "recipe": "recipes",
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class ListOptions:
@@ -32,8 +24,7 @@ class ListOptions:
 def list_names(arguments: Sequence[str]) -> int:
     """Run `podracer list`: print the agents, environments and recipes."""
     description = "List the agents, environments and recipes that have a name."
-    names = [_OTHER_NAMES.get(argument, argument) for argument in arguments]
-    options = parse(ListOptions, "list", names, description=description)
+    options = parse(ListOptions, "list", arguments, description=description)
     kinds = ("agents", "environments", "recipes") if options.kind == "all" else (options.kind,)
     rows = {kind: [row for _, row in sorted(_rows(kind).items())] for kind in kinds}
     if options.json:
