@@ -78,8 +78,6 @@ class Checkpointer:
     def __init__(
         self, run: Path, *, keep: int = 3, sealed: Callable[[], None] = lambda: None
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
         self.run = Path(run).absolute()
         self.directory = self.run / CHECKPOINTS
         self._keep = keep

@@ -175,7 +175,6 @@ class Sinks:
     ) -> None:
         self._record: Sink | None = sinks[0] if sinks else None
         self._workers = [_Worker(sink, queue_size, close_seconds) for sink in sinks[1:]]
-        self._closed = False
 
     def write(self, record: Record) -> None:
         """Pass a record to every sink; never raise an error of a sink, never wait for one."""
@@ -190,11 +189,11 @@ class Sinks:
         for worker in self._workers:
             worker.put(record)
 
-    def close(self) -> None:
-        """Flush and close every sink; calling it again does nothing."""
-        if self._closed:
-            return
-        self._closed = True
+    def __enter__(self) -> Sinks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Flush and close every sink."""
         start = time.monotonic()
         for worker in self._workers:
             worker.finish()
@@ -205,12 +204,6 @@ class Sinks:
                 _warn_dropped(self._record, error)
         for worker in self._workers:
             worker.join(start + worker.close_seconds)
-
-    def __enter__(self) -> Sinks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Worker:

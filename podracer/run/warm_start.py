@@ -17,15 +17,14 @@ from podracer.drivers.state import TrainState
 from podracer.errors import CheckpointError, ConfigError
 from podracer.io.checkpoint import load_part
 from podracer.io.paths import user_path
-from podracer.io.seal import CONFIG, check_is_run
+from podracer.io.seal import CONFIG
 from podracer.io.steps import Choice, identity_of
 from podracer.run.resume import Totals
 from podracer.run.sweep import best_pod
 from podracer.types import leaves_by_path
 
 FirstState = Callable[
-    [Driver, jax.Array],
-    tuple[TrainState, Totals] | tuple[TrainState, Totals, Mapping[str, Any]],
+    [Driver, jax.Array], tuple[TrainState, Totals] | tuple[TrainState, Totals, Mapping[str, Any]]
 ]
 """Function of a driver and of the run's key that returns the first state of a new run, in place of
 `Driver.init`, its counters, and, to go on from a checkpoint, the metadata of that."""
@@ -72,10 +71,10 @@ def begin_with(weights: Weights, driver: Driver) -> Begin:
     `load_part` raises.
     """
     directory = user_path(weights.run)
-    check_is_run(directory)
+    experiment = read_config(directory / CONFIG)["experiment"]
     restored = load_part(directory, ".learner.shared", weights.checkpoint)
     leaves: dict[str, Any] = restored.state
-    if read_config(directory / CONFIG)["experiment"].get("pods"):
+    if experiment.get("pods"):
         pod = best_pod(directory, restored)
         leaves = {name: array[pod] for name, array in leaves.items()}
     shared = driver.abstract_state.learner.shared

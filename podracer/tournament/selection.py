@@ -26,7 +26,7 @@ from podracer.drivers.selection import (
     num_replaced,
     truncation,
 )
-from podracer.fields import bounded, check_ranges
+from podracer.fields import bounded
 from podracer.tournament.events import Entry, TournamentState
 
 
@@ -93,9 +93,6 @@ class Softmax:
     """Temperature of the softmax, in standard deviations of the scores; a lower one draws the
     best entry more often."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, "")
-
 
 @dataclasses.dataclass(frozen=True)
 class KTournament:
@@ -108,9 +105,6 @@ class KTournament:
 
     k: int = bounded(3, low=1)
     """Number of entries k that are drawn; a larger k favors better entries."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, "")
 
 
 SelectionRule = (
