@@ -183,12 +183,8 @@ class ReportOptions:
 
 def report(options: ReportOptions) -> int:
     """Run `podracer report`: write an HTML page about runs or a tournament."""
-    from podracer.io.seal import check_is_run
     from podracer.reports.run import write_report
 
-    for run in options.runs:
-        if not is_tournament(run):
-            check_is_run(run)
     folders = {run.resolve() for run in options.runs}
     page = output_folder(options.runs[0]) / "report.html"
     if len(folders) > 1:  # no run's own page; of copies, which end, in the working directory

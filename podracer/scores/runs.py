@@ -17,6 +17,7 @@ from podracer.io import reading
 from podracer.io.crash import CRASH
 from podracer.io.differences import leaves
 from podracer.io.json_schema import anything, conforms
+from podracer.io.seal import check_is_run
 from podracer.io.sinks import PARENT, group, read_metrics
 from podracer.io.text import redact
 from podracer.scores.score import NOT_EVALUATED, final_score, has_fault, whole_return
@@ -176,19 +177,17 @@ class RunRecords:
 
         Pods under a selection have no configuration of their own: it is their place in the sweep.
         """
-        experiment = self.config.get("experiment", {})
-        seed = json.dumps(experiment["seed"]) if "seed" in experiment else self.name
-        if self.whole is None or not has_selection(experiment):
+        seed = self.settings.get("seed", self.name)
+        if self.whole is None or not has_selection(self.config["experiment"]):
             return seed
         return f"{seed} {self.pod} {self.whole.config['experiment']['pods'][self.pod]}"
 
     @property
     def label(self) -> str:
         """Name among the runs of a configuration, short."""
-        experiment = self.config.get("experiment", {})
-        if self.whole is not None and has_selection(experiment):
+        if self.whole is not None and has_selection(self.config["experiment"]):
             return f"pod {self.pod}"
-        return f"seed {self.seed}" if "seed" in experiment else self.name
+        return f"seed {self.seed}" if "seed" in self.settings else self.name
 
     @functools.cached_property
     def settings(self) -> dict[str, str]:
@@ -231,8 +230,8 @@ def read_members(path: Path, name: str = "") -> list[RunRecords]:
     Metrics of several numbers are apart, see `with_parts`. Raises as `read_run` does, and
     `ConfigError` where there is no run.
     """
-    if not (path / "metrics.jsonl").exists() and not (path / "config.json").exists():
-        raise ConfigError(f"{path} is not a run: it has neither config.json nor metrics.jsonl.")
+    if (path / "config.json").exists() or not (path / "metrics.jsonl").exists():
+        check_is_run(path)
     # The pods come first: of a run that goes on, its own records then reach as far.
     series = read_metrics(path / "pods.jsonl")
     run = read_run(path, name)
