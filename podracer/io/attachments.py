@@ -27,7 +27,6 @@ class Attachment(Protocol):
 
         It is called in the thread of the checkpointer.
         """
-        ...
 
     def figures(self) -> dict[str, float]:
         """Return numbers for the next record of the run."""

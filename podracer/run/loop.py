@@ -31,21 +31,12 @@ from podracer.io.seal import CONFIG, encode_json, seal_json
 from podracer.io.signals import StopSignals, Watchdog
 from podracer.io.steps import saved_updates
 from podracer.io.text import redact
+from podracer.run import resume
 from podracer.run.budget import Budget
 from podracer.run.changes import changed_blueprint, in_json, merged
 from podracer.run.errors import StallError, tag_component
 from podracer.run.records import Recorder, Stopwatch
 from podracer.run.result import Boundary, Result, RunInfo
-from podracer.run.resume import (
-    Best,
-    History,
-    Totals,
-    check_may_begin_again,
-    check_metadata,
-    check_same_environment,
-    check_same_experiment,
-    update_config,
-)
 from podracer.run.setup import run_metadata
 from podracer.run.sweep import readable_records
 from podracer.run.warm_start import Begin, recorded_begin
@@ -113,7 +104,7 @@ class Run:
         """Content of `config.json`."""
         self.blueprint, self.agent = driver.blueprint, driver.agent
         self.budget, self.recorder = Budget(experiment), Recorder(experiment, driver.env)
-        self.history, self.times = History([driver.topology]), Stopwatch()
+        self.history, self.times = resume.History([driver.topology]), Stopwatch()
         self.is_main = jax.process_index() == 0
         self.changes: dict[str, Any] = {}
         """Numbers that have changed since the run began, as nested fields."""
@@ -132,7 +123,7 @@ class Run:
     # --- what callbacks see and do ----------------------------------------------------------------
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> resume.Totals:
         """Counters of the whole run."""
         return self.recorder.totals
 
@@ -167,7 +158,7 @@ class Run:
 
     # --- the run ----------------------------------------------------------------------------------
 
-    def execute(self, resume: bool, begin: Begin | None) -> Result:
+    def execute(self, is_resumed: bool, begin: Begin | None) -> Result:
         """Run from the first or the restored state to the end."""
         stopped = f"Saved in {self.directory}; train with resume=True goes on."
         self.signals = StopSignals(stopped=stopped)
@@ -179,9 +170,9 @@ class Run:
             self.watchdog = self.stack.enter_context(watchdog)
             checkpointer = Checkpointer(self.directory, sealed=self._sealed)
             self.checkpointer = self.stack.enter_context(checkpointer)
-            restored = self._restored_state() if resume else None
+            restored = self._restored_state() if is_resumed else None
             self.state, saved = restored or self._first_state(begin)
-            self.resumed_from = self.totals.updates if resume else None
+            self.resumed_from = self.totals.updates if is_resumed else None
             if saved:
                 self._restore_parts(saved)
             if self.is_main:
@@ -321,25 +312,26 @@ class Run:
 
     def _restored_state(self) -> tuple[TrainState, Mapping[str, Any]] | None:
         """Return the newest checkpoint, None if the run ended before its first save."""
-        check_same_environment(self.directory, self.driver.env)
+        resume.check_same_environment(self.directory, self.driver.env)
         if not self.checkpointer.has_saved():
-            check_may_begin_again(self.directory, self.experiment)
+            resume.check_may_begin_again(self.directory, self.experiment)
             if self.is_main:
                 _LOG.warning("The run ended before its first save, so it begins again.")
             return None
         restored = self.checkpointer.restore(self.driver.abstract_state)
         metadata, state = restored.metadata, restored.state
-        check_metadata(metadata)
-        check_same_experiment(metadata["experiment"], self.experiment)
-        totals, best = Totals(**metadata["totals"]), metadata.get("best")
+        resume.check_metadata(metadata)
+        resume.check_same_experiment(metadata["experiment"], self.experiment)
+        totals, best = resume.Totals(**metadata["totals"]), metadata.get("best")
         self.budget.check_left(metadata["experiment"]["frames"], totals)
         self.history.restore(metadata, self.directory)
         if self.is_main:
-            update_config(self.directory, self.config["experiment"])
+            resume.update_config(self.directory, self.config["experiment"])
             if not self.driver.continues_episodes(state):
                 _LOG.warning("The environments begin new episodes; all else continues as saved.")
             self.history.warn()
-        self.recorder.restore(totals, best and Best(**best), readable_records(self.directory))
+        records = readable_records(self.directory)
+        self.recorder.restore(totals, best and resume.Best(**best), records)
         return state, metadata
 
     def _restore_parts(self, metadata: Mapping[str, Any]) -> None:

@@ -56,7 +56,6 @@ class Engine(Protocol):
 
     def start(self, token: int, directory: Path) -> None:
         """Start an attempt; its output goes to `log.txt` in the directory."""
-        ...
 
     def poll(self) -> dict[int, int]:
         """Return exit codes, by token, of attempts that ended since the last call; never wait."""
@@ -64,15 +63,12 @@ class Engine(Protocol):
 
     def stop(self, token: int) -> None:
         """Ask an attempt to save and end; `poll` reports it later."""
-        ...
 
     def kill(self, token: int) -> None:
         """Kill an attempt at once; `poll` reports it later."""
-        ...
 
     def close(self) -> None:
         """End all remaining attempts. May be called twice."""
-        ...
 
 
 MakeEngine = Callable[[Path, Sequence[str]], Engine]
