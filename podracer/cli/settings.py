@@ -105,9 +105,9 @@ class Setting(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Sentences of a help page: those among the markers, or the docstring below the field."""
-        texts = [mark for mark in self.marks if isinstance(mark, str)]
-        return texts[0] if texts else _field_texts(self.owner).get(self.path.split(".")[-1], "")
+        """Sentences of a help page: the docstring below the field, or those among the markers."""
+        texts = [_field_texts(self.owner).get(self.path.split(".")[-1], ""), *self.marks]
+        return next((text for text in texts if text and isinstance(text, str)), "")
 
     @property
     def kind(self) -> Kind:

@@ -99,6 +99,11 @@ def test_a_page_of_a_word_in_no_name_says_so(word, advice, monkeypatch):
     assert text.endswith(f"There is no setting with {word!r} in its name: {advice}\n")
 
 
+def test_the_text_of_a_field_comes_before_that_of_its_type(monkeypatch):
+    text = help_page(["train", "catch", "--help", "checkpoint"], monkeypatch)[0]
+    assert "Checkpoint of --weights to take" in text
+
+
 def test_the_page_of_tournaments_names_the_range_that_pods_draw_from_by_default(monkeypatch):
     text = " ".join(help_page(["tournament", "--help"], monkeypatch)[0].split())
     (stated,) = read_spaces(re.findall(r"by default (\w+=[\w.-]+:[\w.-]+)\.", text)).values()
