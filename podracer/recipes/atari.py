@@ -31,7 +31,6 @@ def atari_impala(game: str = "pong") -> Experiment:
         agent=Impala(learning_rate=Linear(6e-4, 0.0), network=TorsoNetwork(IMPALA_SHALLOW)),
         driver=SebulbaConfig(num_envs=64, rollout_length=20, updates_per_chunk=50),
         frames=50_000_000,
-        evaluations=10,
         evaluation_episodes=10,
         evaluation_policy="sampled",
         save_seconds=300.0,

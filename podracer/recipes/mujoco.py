@@ -37,7 +37,6 @@ def halfcheetah_ppo() -> Experiment:
             num_envs=16, rollout_length=128, updates_per_chunk=10, threads_per_actor=1
         ),
         frames=1_000_000,
-        evaluations=10,
         evaluation_episodes=16,
     )
 

@@ -20,7 +20,6 @@ def catch_disco() -> Experiment:
         driver=AnakinConfig(num_envs=2, rollout_length=29, updates_per_chunk=25),
         frames=58_000,
         evaluations=40,
-        evaluation_episodes=100,
     )
 
 

@@ -249,7 +249,7 @@ class Leaderboard:
             if not os.path.lexists(self.directory / entry.checkpoint):
                 raise ConfigError(
                     f"pod {pod} cannot be released: the checkpoint of {entry.id}, which it "
-                    "continues, is gone, as earlier versions deleted it with the quarantine."
+                    "continues, is gone."
                 )
         self.record(events.Released(pod))
 
