@@ -39,4 +39,4 @@ LEFT = {  # what is no command, and what is instead
     "version": "did you mean podracer --version?",
 }
 # Their flags depend on a recipe or a rule, so their functions take the arguments, not the options.
-TAKE_ARGUMENTS = ("train", "sweep", "tournament", "resume", "eval", "list")
+TAKE_ARGUMENTS = ("train", "sweep", "tournament", "resume", "eval")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from podracer.cli.arguments import parse
 from podracer.cli.values import Mark
 from podracer.io.text import print_json
 
 
 @dataclasses.dataclass(frozen=True)
 class ListOptions:
-    """Flags of `podracer list`."""
+    """List the agents, environments and recipes that have a name."""
 
     kind: Annotated[Literal["all", "agents", "environments", "recipes"], Mark.POSITIONAL] = "all"
     """What to list."""
@@ -21,10 +19,8 @@ class ListOptions:
     """Print one JSON object."""
 
 
-def list_names(arguments: Sequence[str]) -> int:
+def list_names(options: ListOptions) -> int:
     """Run `podracer list`: print the agents, environments and recipes."""
-    description = "List the agents, environments and recipes that have a name."
-    options = parse(ListOptions, "list", arguments, description=description)
     kinds = ("agents", "environments", "recipes") if options.kind == "all" else (options.kind,)
     rows = {kind: [row for _, row in sorted(_rows(kind).items())] for kind in kinds}
     if options.json:

@@ -104,16 +104,12 @@ _RETIRED: dict[str, dict[str, Any]] = {
     "Replay": {"data": None, "storage": "device"},
     "ResNet": {"pooled_size": 0, "spectral_norm": False},
     "SAC": {
-        "batch_norm": False,
-        "batch_norm_targets": False,
-        "cloning_alpha": None,
-        "policy_period": 1,
-        "scaled_return_max": None,
-        "squashed_scale": False,
+        "batch_norm": False, "batch_norm_targets": False, "cloning_alpha": None,
+        "policy_period": 1, "scaled_return_max": None, "squashed_scale": False,
     },
     "SebulbaConfig": {"average_hosts": None, "average_every": 16},
     "TD3BC": {"scaled_return_max": None},
-}
+}  # fmt: skip
 
 
 def of_this_version(data: Any, kinds: Mapping[str, type] = KINDS) -> Any:

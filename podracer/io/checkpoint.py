@@ -55,7 +55,7 @@ class Restored:
     metadata: dict[str, Any]
 
 
-class Checkpointer:
+class Checkpointer(contextlib.AbstractContextManager["Checkpointer"]):
     """Writer and reader of the checkpoints of one run; a context manager.
 
     Only the holder of the run's lock may have one, because it first removes the remains of
@@ -185,9 +185,6 @@ class Checkpointer:
             if self._orbax is not None:
                 with contextlib.suppress(OSError):  # metadata that nobody reads
                     self._orbax.result().close()
-
-    def __enter__(self) -> Checkpointer:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:

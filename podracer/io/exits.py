@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -20,13 +21,8 @@ THREAD_SECONDS = 5.0  # for threads that go on after the main thread
 COMPILER = "podracer-compile"  # a thread of this name ends with its program, which nobody awaits
 
 
-class _Process:
-    """Whether this process is the library's own, to end at any moment: see `own_process`."""
-
-    is_own = False
-
-
-process = _Process()
+# Whether this process is the library's own, to end at any moment: see `own_process`.
+process = types.SimpleNamespace(is_own=False)
 
 
 @contextlib.contextmanager

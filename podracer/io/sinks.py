@@ -162,7 +162,7 @@ class TensorBoardSink:
         return file
 
 
-class Sinks:
+class Sinks(contextlib.AbstractContextManager["Sinks"]):
     """All sinks of a run. The first is written by the caller; the others have a thread each.
 
     Each background sink has a queue of `queue_size` records that drops its oldest when full. A sink
@@ -188,9 +188,6 @@ class Sinks:
                 self._record = None
         for worker in self._workers:
             worker.put(record)
-
-    def __enter__(self) -> Sinks:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Flush and close every sink."""

@@ -33,15 +33,11 @@ def merged(old: Mapping[str, Any], new: Any) -> dict[str, Any]:
     return _merged(old, new)
 
 
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    values = dict(old)
-    for name, value in new.items():
-        if isinstance(value, Mapping):
-            part = values.get(name)
-            values[name] = _merged(part if isinstance(part, Mapping) else {}, value)
-        else:
-            values[name] = _without_array(value)
-    return values
+def _merged(old: Any, new: Any) -> Any:
+    if not isinstance(new, Mapping):
+        return _without_array(new)
+    old = old if isinstance(old, Mapping) else {}
+    return {**old, **{name: _merged(old.get(name), value) for name, value in new.items()}}
 
 
 def _without_array(value: Any) -> Any:

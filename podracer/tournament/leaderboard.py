@@ -142,7 +142,7 @@ def _decode(fields: Mapping[str, Any]) -> events.Event:
 # --- the writer -----------------------------------------------------------------------------------
 
 
-class Leaderboard:
+class Leaderboard(contextlib.AbstractContextManager["Leaderboard"]):
     """The single writer of a tournament's log; a context manager, for one thread.
 
     A `header` begins a new tournament, or must equal the header in `directory`; without a
@@ -294,9 +294,6 @@ class Leaderboard:
     def close(self) -> None:
         """Release the lock, so that another process may write."""
         self._stack.close()
-
-    def __enter__(self) -> Leaderboard:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
