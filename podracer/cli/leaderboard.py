@@ -101,11 +101,11 @@ def print_ranking(
     directory: Path, experiment: Experiment, ranking: Sequence[Configuration]
 ) -> None:
     """Print the configurations of a sweep, best first, and what a selection has done."""
-    from rich.console import Console
     from rich.table import Column, Table
 
     from podracer.drivers.selection import Generational, Selection
     from podracer.io.sinks import PARENT
+    from podracer.run.console import Terminal
     from podracer.run.sweep import ancestors, read_pods, selections
     from podracer.scores.format import number
     from podracer.scores.runs import acting_text
@@ -131,7 +131,7 @@ def print_ranking(
             *([score.spread] if are_seeds else []),
             str(len(score.values)),
         )
-    Console().print(table)
+    Terminal().print(table)
     if len(rows) > 20:
         print(f"and {len(rows) - 20} more")
     for values, score in rows[:20]:

@@ -198,11 +198,12 @@ def run_on_terminal(
         code = run_tournament(settings, directory, own_recipes, live.show, attach)
     outcome = {0: "Finished", 75: "Preempted", 130: "Stopped"}[code]
     path = quoted_path(directory)
-    print(f"{outcome:9} {path}")
-    if best := best_run(directory):
-        used = (name for name in own_recipes if name.rpartition(":")[2] == recipe_name(best))
-        print(f"Best      podracer eval {quoted_path(best)}{recipe_flag(next(used, None))}")
-    print(f"Next      podracer report {path}")
-    if code:
-        print(f"          podracer resume {path}{recipe_flag(','.join(own_recipes))}")
+    with suppress(OSError):  # a reader of the output that has left
+        print(f"{outcome:9} {path}")
+        if best := best_run(directory):
+            used = (name for name in own_recipes if name.rpartition(":")[2] == recipe_name(best))
+            print(f"Best      podracer eval {quoted_path(best)}{recipe_flag(next(used, None))}")
+        print(f"Next      podracer report {path}")
+        if code:
+            print(f"          podracer resume {path}{recipe_flag(','.join(own_recipes))}")
     return code

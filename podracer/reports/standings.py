@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 import sys
 from pathlib import Path
 from typing import Any, TextIO
 
 from rich import box
-from rich.console import Console as Terminal
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
@@ -18,24 +18,18 @@ from rich.text import Text
 from podracer.io.addresses import in_addresses
 from podracer.io.text import printable
 from podracer.reports.tournament_log import board_rows, recipe_of, ways_of_acting
+from podracer.run.console import Terminal
 from podracer.scores.format import compact, number
 from podracer.tournament.events import Entry, TournamentState
 
 _COLORS = {"running": "green", "failed": "red", "quarantined": "red"}
 
 
-class _Lasting(Terminal):
-    """A terminal that falls silent when nobody reads it any more; rich would end the process."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-
-
 class LiveStandings:
     """Display of a tournament: a live table on a terminal, elsewhere a line for each entry.
 
-    A context manager. With `whole` the table is printed even where there is no terminal, and the
-    process ends when nobody reads it any more, as in `... | head`; without, a tournament goes on.
+    A context manager. With `whole` the table is printed even where there is no terminal, and raises
+    `BrokenPipeError` when nobody reads it, as in `... | head`; without, a tournament goes on.
     """
 
     def __init__(
@@ -44,8 +38,7 @@ class LiveStandings:
         self._rounds, self._directory, self._whole = rounds, directory, whole
         self._state: TournamentState | None = None
         self._known = dict[int, int]()  # the newest round of each pod that has a line
-        terminal = Terminal if whole else _Lasting
-        self._terminal = terminal(file=sys.stdout if file is None else file)
+        self._terminal = Terminal(file=sys.stdout if file is None else file)
         # A thousand pods end many rounds a second, and a picture of them takes a tenth of one.
         self._live = Live(
             get_renderable=self._picture, console=self._terminal, refresh_per_second=1
@@ -58,6 +51,8 @@ class LiveStandings:
             return
         if self._whole:
             self._terminal.print(self._picture())
+            if self._terminal.quiet:
+                raise BrokenPipeError(errno.EPIPE, "nobody reads the leaderboard")
         else:
             self._lines(state)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich import box
-from rich.console import Console as Terminal
+from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -43,6 +43,13 @@ _NUM_METRICS = 6
 _NUM_RECORDS = 64  # the panel is about these, and about the first one and all with an evaluation
 _LINE_SECONDS = 5.0  # between two lines without a terminal
 _NOTEBOOK_SECONDS = 0.5  # between two pictures in a notebook
+
+
+class Terminal(RichConsole):
+    """A terminal that falls silent when nobody reads it any more; rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
 def with_progress(sinks: Sequence[Sink], progress: bool | None) -> Sequence[Sink]:

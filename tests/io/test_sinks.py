@@ -24,9 +24,11 @@ from podracer.errors import PodracerError
 from podracer.io import jsonl
 from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import Sinks, TensorBoardSink, read_metrics
-from podracer.run.console import Console
+from podracer.reports.standings import LiveStandings
+from podracer.run.console import Console, Terminal
 from podracer.run.result import RunInfo
 from podracer.run.sweep import MAX_PODS, readable_records
+from podracer.tournament.events import Header, state_after
 
 
 def record(updates, **metrics):
@@ -410,6 +412,20 @@ def test_a_broken_pipe_costs_only_the_console(warnings_logged):
             together.write(record(updates))
     assert kept.seen == [1, 2, 3]
     assert len(warnings_logged()) == 1
+    with pytest.raises(BrokenPipeError):
+        file.close()
+
+
+def test_a_terminal_that_nobody_reads_ends_no_process():
+    reader, writer = os.pipe()
+    os.close(reader)
+    file = os.fdopen(writer, "w")
+    state = state_after([Header({"rounds": 1}, 0, 1, 1, "e", 1)])
+    with pytest.raises(BrokenPipeError, match="nobody reads"):  # which is code 0 of a command
+        LiveStandings(1, Path("cup"), whole=True, file=file).show(state)
+    terminal = Terminal(file=file)
+    terminal.print("finished")
+    assert terminal.quiet
     with pytest.raises(BrokenPipeError):
         file.close()
 

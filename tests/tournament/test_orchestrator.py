@@ -295,6 +295,15 @@ def test_losses_without_end_end_the_tournament_and_quarantine_nothing(tmp_path):
     assert all(pod.status == "waiting" and pod.round == 4 for pod in state.pods.values())
 
 
+def test_a_reader_that_has_left_changes_no_exit_code(tmp_path, monkeypatch):
+    def raise_broken_pipe(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(command_line, "run_tournament", lambda *_: 75)
+    monkeypatch.setattr("builtins.print", raise_broken_pipe)
+    assert command_line.run_on_terminal(TOURNAMENT, tmp_path, ()) == 75
+
+
 def test_a_released_pod_goes_on(tmp_path, capsys):
     engine = Pretence(lambda pod, *_: "crash" if pod == 2 else "done")
     with pytest.raises(PodracerError, match="1 of 4 pods failed"):

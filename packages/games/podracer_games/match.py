@@ -106,8 +106,9 @@ def _figures(table: MatchResults) -> dict[str, Any]:
 
 def _print(table: MatchResults) -> None:
     """Print the players, best first: Elo with its 95 % interval, and the share of points."""
-    from rich.console import Console
     from rich.table import Column, Table
+
+    from podracer.run.console import Terminal
 
     order = table.ratings.elo.argsort()[::-1]
     names = ["", "player", "Elo", "", *(str(place + 1) for place in range(len(order)))]
@@ -117,4 +118,4 @@ def _print(table: MatchResults) -> None:
         share = ["-" if i == j else f"{table.scores[i, j] / table.games[i, j]:.1%}" for j in order]
         elo, margin = table.ratings.elo[i], 1.96 * table.ratings.std[i]
         grid.add_row(str(place + 1), table.players[i], f"{elo:+.0f}", f"± {margin:.0f}", *share)
-    Console().print(grid)
+    Terminal().print(grid)
