@@ -82,8 +82,8 @@ def to_json(value: Any) -> Any:
     if isinstance(value, functools.partial):
         bound = {"function": value.func, "arguments": value.args, "keywords": value.keywords}
         return {"kind": "partial", **to_json(bound)}
-    if isinstance(value, Environment | HostEnvironments):
-        return {"kind": type(value).__name__}
+    if isinstance(value, Environment | HostEnvironments):  # or a class, of Gymnasium
+        return {"kind": getattr(value, "__qualname__", type(value).__name__)}
     return getattr(value, "__qualname__", type(value).__name__)
 
 

@@ -1,5 +1,7 @@
 """What a first line of a user gets wrong is answered by one sentence that says what to write."""
 
+import dataclasses
+import itertools
 import re
 from functools import partial
 
@@ -11,8 +13,10 @@ import podracer
 from podracer import recipes
 from podracer.agent import DEFAULT_CONTEXT
 from podracer.arguments import refusal
+from podracer.config.serialization import to_json
 from podracer.drivers.population import Pod
 from podracer.envs.catch import Catch
+from podracer.run.resume import check_same_experiment
 from podracer.tournament.config import Tournament
 
 SPEC = Catch().spec
@@ -107,3 +111,17 @@ def test_an_experiment_brings_its_agents_environment_and_rollouts():
 def test_what_is_no_finite_number_is_not_proposed_in_a_tuple():
     assert refusal("hidden", 2.5, tuple[float, ...]).endswith("write (2.5,).")
     assert "write" not in refusal("hidden", float("nan"), tuple[float, ...])
+
+
+def test_a_run_is_not_resumed_in_another_class_of_gymnasium():
+    class Pool(Tank):
+        pass
+
+    run = recipes.find("cartpole_sebulba")
+    kinds = (Tank, Pool, partial(Tank, leak=0.1), partial(Pool, leak=0.1))
+    runs = [
+        dataclasses.replace(run, environment=podracer.Gymnasium(kind, workers=0)) for kind in kinds
+    ]
+    for old, new in itertools.permutations(runs, 2):
+        with pytest.raises(podracer.ConfigError, match=r"environment\.environment"):
+            check_same_experiment(to_json(old), new)
