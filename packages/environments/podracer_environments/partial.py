@@ -65,7 +65,13 @@ class PartiallyObserved:
             raise ConfigError(
                 f"hide must be some of the components 0 to {size - 1} of {spec.name}, not all."
             )
-        wrap_features(self, self.environment, "render", for_evaluation=self._for_evaluation)
+        wrap_features(
+            self,
+            self.environment,
+            *("check_agent", "kinds", "draw", "render", "num_agents"),
+            enter=self._enter,
+            for_evaluation=self._for_evaluation,
+        )
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -79,6 +85,9 @@ class PartiallyObserved:
 
     def reset(self, key: jax.Array) -> tuple[EnvState, TimeStep]:
         return self._partly(*self.environment.reset(key))
+
+    def _enter(self, key: jax.Array, world: Any) -> tuple[EnvState, TimeStep]:
+        return self._partly(*self.environment.enter(key, world))  # type: ignore[attr-defined]
 
     def step(self, key: jax.Array, state: EnvState, action: jax.Array) -> tuple[EnvState, TimeStep]:
         return self._partly(*self.environment.step(key, state, action))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from podracer.environment import features
 from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.types import ArraySpec
+from podracer_environments.partial import PartiallyObserved
 
 
 def test_hidden_components_are_all_that_is_missing():
@@ -35,6 +37,16 @@ def test_hidden_components_are_all_that_is_missing():
     for hide, shown in (("0+2", [1]), ("1-2", [0]), ("1+2-2", [0])):
         other = make(f"partial:pendulum,hide={hide}")
         np.testing.assert_array_equal(np.setdiff1d(np.arange(3), other.hidden), shown)
+
+
+def test_optional_features_are_those_of_the_environment():
+    inner = make("pendulum")
+    optional = {"check_agent": print, "kinds": ("calm", "windy"), "draw": id, "num_agents": 3}
+    env = SimpleNamespace(spec=inner.spec, reset=inner.reset, step=inner.step, **optional)
+    env.enter = lambda key, world: inner.reset(key)
+    hidden = PartiallyObserved(env, (2,))
+    assert {name: getattr(hidden, name) for name in optional} == optional
+    assert features(hidden).enter(jax.random.key(0), 1)[1].observation.shape == (2,)
 
 
 def test_a_missing_option_is_named():
