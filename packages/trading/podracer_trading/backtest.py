@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
+from podracer.config.experiment import Experiment
 from podracer.drivers.state import TrainState
 from podracer.errors import ConfigError
 from podracer.io.checkpoint import Choice
@@ -89,24 +90,31 @@ class Backtest:
         }
 
 
-def backtest(directory: str | Path, *, checkpoint: Choice = "newest") -> Backtest:
+def backtest(
+    directory: str | Path,
+    *,
+    recipe: Experiment | str | None = None,
+    checkpoint: Choice = "newest",
+) -> Backtest:
     """Simulate the policy of the run in `directory` in its validation and back-test periods.
 
-    `checkpoint` is chosen as by `podracer.load`.
+    `recipe` and `checkpoint` are those of `podracer.load`.
 
     Raises `ConfigError` for a run that does not trade, for one whose bars have changed since, and
     for periods too short for metrics; `CheckpointError` if no checkpoint is valid.
     """
     directory = user_path(directory)
-    agent, env, state = load_trading(directory, checkpoint)
+    agent, env, state = load_trading(directory, checkpoint, recipe)
     params, periods = agent.actor_params(state.learner), (env.for_evaluation(), env.for_backtest())
     results = (evaluate_policy(agent, period, params, state.key) for period in periods)
     return Backtest(directory.resolve().name, int(state.update), env.periods, *results)
 
 
-def load_trading(directory: Path, checkpoint: Choice) -> tuple[Agent, Trading, TrainState]:
+def load_trading(
+    directory: Path, checkpoint: Choice, recipe: Experiment | str | None = None
+) -> tuple[Agent, Trading, TrainState]:
     """Load a run that trades; takes and raises what `backtest` does."""
-    run = load_run(directory, checkpoint=checkpoint)
+    run = load_run(directory, recipe, checkpoint=checkpoint)
     trading = trading_in(run.env)  # first, because it rejects other environments
     check_same_environment(directory, run.env)
     return run.agent, trading, run.state

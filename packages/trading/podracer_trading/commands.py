@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from podracer.cli.arguments import parse
-from podracer.cli.run_options import AtCheckpoint, output_file
+from podracer.cli.run_options import AtCheckpoint, RunOptions, output_file
 from podracer.cli.values import Mark, RunPath
 from podracer.io.addresses import output_folder
 from podracer.io.text import print_json
@@ -22,6 +22,8 @@ class BacktestOptions:
 
     run: RunPath
     """Directory of the run."""
+    recipe: str | None = None
+    """Recipe that made the run, if agent or network are your own."""
     checkpoint: AtCheckpoint = "newest"
     output: Path | None = None
     """Path of the HTML file. By default backtest.html in the run."""
@@ -39,7 +41,8 @@ def backtest(arguments: Sequence[str]) -> int:
     use_compilation_cache()
     page_of_run = output_folder(options.run) / "backtest.html"
     file = output_file(options.output, page_of_run, (".html", ".htm"))
-    result = compare(options.run, checkpoint=options.checkpoint)
+    experiment = RunOptions(options.run, options.recipe).reopen()
+    result = compare(options.run, recipe=experiment, checkpoint=options.checkpoint)
     path = page.write_page(result, file)
     if options.json:
         print_json(result.to_json())
@@ -64,6 +67,8 @@ class PromoteOptions:
     """Directory of the models; made if there is none."""
     run: RunPath
     """Directory of the run whose checkpoint may become the current model."""
+    recipe: str | None = None
+    """Recipe that made the run and the current model, if agent or network are your own."""
     checkpoint: AtCheckpoint = "newest"
 
 
@@ -74,7 +79,10 @@ def promote(arguments: Sequence[str]) -> int:
     from podracer_trading import delivery
 
     use_compilation_cache()
-    decision = delivery.promote(options.models, options.run, checkpoint=options.checkpoint)
+    experiment = RunOptions(options.run, options.recipe).reopen()
+    decision = delivery.promote(
+        options.models, options.run, recipe=experiment, checkpoint=options.checkpoint
+    )
     promoted = decision.action == "promote"
     current = options.models / decision.model
     print(f"{'Promoted' if promoted else 'Refused'}: the current model is {current}")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from podracer.agent import Agent
+from podracer.config.experiment import Experiment
 from podracer.drivers.state import TrainState
 from podracer.environment import auto_reset
 from podracer.errors import CheckpointError, ConfigError
@@ -61,18 +62,25 @@ _IGNORED_SETTINGS = {
 }
 
 
-def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest") -> Decision:
+def promote(
+    models: str | Path,
+    run: str | Path,
+    *,
+    recipe: Experiment | str | None = None,
+    checkpoint: Choice = "newest",
+) -> Decision:
     """Make a checkpoint of `run` the current model if it is better, else refuse.
 
     A run is better if its return in its validation period is larger; both models are simulated from
-    their checkpoints. The first model is always accepted. `checkpoint` is that of `podracer.load`.
+    their checkpoints. The first model is always accepted. `recipe`, of both, and `checkpoint` are
+    those of `podracer.load`.
 
     Raises `ConfigError` for a run that does not trade, whose bars have changed, or that trades
     under other terms than the current model; `CheckpointError` where a checkpoint or the record is
     damaged.
     """
     models, run = user_path(models), user_path(run)
-    agent, env, state = load_trading(run, checkpoint)
+    agent, env, state = load_trading(run, checkpoint, recipe)
     validation, updates = env.for_evaluation(), int(state.update)
     details: dict[str, Any] = {
         "run": run.resolve().name,
@@ -87,7 +95,7 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
             current = promotions[-1]
             check_promoted(models / current.model)
             _check_comparable(models / current.model, run)
-            previous = load_run(models / current.model, environment=auto_reset(env))
+            previous = load_run(models / current.model, recipe, auto_reset(env))
             details["previous_score"] = validation_return(
                 previous.agent, validation, previous.state
             )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,28 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@podracer.struct
+class Own(PPO):
+    """PPO under a name that no file can bring back."""
+
+
+def own() -> Experiment:
+    return dataclasses.replace(EXPERIMENT, agent=Own(), frames=128, evaluations=0)
+
+
+def test_a_run_with_an_agent_of_ones_own_names_its_recipe(tmp_path: Path, monkeypatch: Any) -> None:
+    run = podracer.train(own(), run_dir=tmp_path / "run").run_dir
+    with pytest.raises(ConfigError, match="name its recipe"):
+        backtest(run)
+    monkeypatch.setitem(sys.modules, "recipes_of_ones_own", types.SimpleNamespace(own=own))
+    flags = [str(run), "--recipe", "recipes_of_ones_own:own"]
+    for arguments in (["backtest", *flags], ["promote", str(tmp_path / "models"), *flags]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+    assert promote(tmp_path / "models", run, recipe=own()).action == "refuse"
+
+
 def test_the_validation_is_the_runs_own(run: Path) -> None:
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     book = backtest(run).validation.portfolio
