@@ -47,7 +47,7 @@ def read_header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], n
         read = formats.read_array_header_2_0 if is_long else formats.read_array_header_1_0
         shape, _, dtype = read(file)
         size = math.prod(shape) * dtype.itemsize
-        if dtype.hasobject or file.tell() + size != member.file_size:
+        if not dtype.hasobject and file.tell() + size != member.file_size:  # objects are pickled
             raise ValueError(f"{name} is {dtype}{list(shape)}, but has another size")
     return shape, dtype
 

@@ -166,7 +166,6 @@ def array_file(version, header):
     [
         array_file(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "9" * 30 + ",)}"),
         array_file(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (10,)}"),
-        array_file(1, "{'descr': '|O', 'fortran_order': False, 'shape': (10,)}"),
         array_file(2, "(" * 9_000),
         array_file(2, "  1\n 2"),
         array_file(3, "{}"),
@@ -204,6 +203,15 @@ def test_what_fits_no_data_set_is_not_unpacked(name, message, tmp_path):
         Dataset.load(path)
     assert tracemalloc.get_traced_memory()[1] < 2**22
     tracemalloc.stop()
+
+
+def test_an_array_of_objects_is_named(tmp_path):
+    """`np.savez` pickles a list of ragged arrays, and None."""
+    path = tmp_path / "data.npz"
+    with np.load(io.BytesIO(dataset().encode())) as file:
+        np.savez(path, **{**file, "final_observation": None})
+    with pytest.raises(ConfigError, match=r"final_observation .* has no numbers, its dtype is obj"):
+        Dataset.load(path)
 
 
 # --- replay ---------------------------------------------------------------------------------------
