@@ -16,6 +16,7 @@ import numpy as np
 from podracer import environment, rollout
 from podracer.agent import Agent, with_last_action
 from podracer.arguments import typed
+from podracer.checks import check_spec
 from podracer.devices.machine import num_cores
 from podracer.devices.mesh import fetch, from_first_process, on_one_device
 from podracer.envs.host.dlpack import on_host
@@ -162,8 +163,7 @@ def make_evaluator(
     The episodes depend on the run's key and on the number of the update, so that the evaluations of
     a run play fresh ones; leave `update` at 0 to play the same ones again. Each episode has an
     environment of its own, so that short episodes are not preferred to long ones. An environment
-    with a `for_evaluation()` is evaluated in that: whole games and unclipped rewards
-    for Atari.
+    with a `for_evaluation()` is evaluated in that: whole games and unclipped rewards for Atari.
 
     `policy` is `greedy`, the agent's best actions, or `sampled`, those of `act(explore=True)`;
     `epsilon` is the probability of a uniformly random allowed action instead. Raises `ConfigError`
@@ -173,7 +173,7 @@ def make_evaluator(
     if not 1 <= episodes <= MAX_EPISODES:
         raise ConfigError(f"an evaluation has 1 to {MAX_EPISODES:,} episodes, not {episodes:,}.")
     rule = ActingRule(policy, epsilon)
-    rule.check(env.spec)
+    rule.check(check_spec(env))
     env = environment.evaluation_environment(env)
     if isinstance(env, environment.HostEnvironments):
         return _host_evaluator(agent, env, rule, episodes, max_steps)

@@ -23,7 +23,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 
 from podracer.agent import Agent, Blueprint, Fused, Settings
-from podracer.arguments import named
+from podracer.arguments import named, typed
 from podracer.checks import check_agent, check_environment
 from podracer.devices import fused
 from podracer.devices.memory import check_program_memory
@@ -102,6 +102,7 @@ class Anakin(Driver):
     env: Environment
     config: AnakinConfig
 
+    @typed
     def __init__(
         self,
         agent: Blueprint | Settings,

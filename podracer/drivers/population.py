@@ -23,6 +23,7 @@ from jaxtyping import Shaped
 
 from podracer import evaluate
 from podracer.agent import Blueprint, Settings, check_policy
+from podracer.arguments import typed
 from podracer.devices.fused import platform_of
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import POD, REPLICATED, Device, find_devices, make_mesh, shardings
@@ -181,6 +182,7 @@ def current_agents(agents: Blueprint, states: TrainState) -> Blueprint:
 class Population(Anakin):
     """Many learners as one program of Anakin, in which each pod is to the bit a run of its own."""
 
+    @typed
     def __init__(
         self,
         agent: Blueprint | Settings,
@@ -222,9 +224,8 @@ class Population(Anakin):
     def report(self, updates: int, values: Any) -> Progress:
         """Return the report: `metrics` are means over the pods, `pods` has each one's.
 
-        After a selection `pods` also has the parents and hyperparameters. A
-        pod that meets a non-finite value keeps the state before it, and the others continue. Raises
-        `NonFiniteError` when all pods have failed.
+        After a selection `pods` also has the parents and hyperparameters. A pod with a value that
+        is not finite keeps the state before it. Raises `NonFiniteError` when all pods have failed.
         """
         shared = self.abstract_state.learner.shared
         progress = _to_progress(updates, values, self.blueprint.spec, shared)
@@ -275,10 +276,7 @@ class Population(Anakin):
 def make_chunk(
     env: Environment, mesh: Mesh, config: AnakinConfig, exchange: Exchange | None = None
 ) -> Any:
-    """Return the jitted program `(agents, states, request) -> (states, metrics [P])`.
-
-    It donates the states.
-    """
+    """Return `(agents, states, request) -> (states, metrics [P])`, jitted; it donates states."""
 
     def pods(agents: Any, states: TrainState, request: jax.Array) -> tuple[TrainState, Metrics]:
         agents = current_agents(agents, states)

@@ -14,7 +14,9 @@ from podracer import recipes
 from podracer.agent import DEFAULT_CONTEXT
 from podracer.arguments import refusal
 from podracer.config.serialization import to_json
-from podracer.drivers.population import Pod
+from podracer.drivers.anakin import Anakin
+from podracer.drivers.population import Pod, Population
+from podracer.drivers.sebulba.driver import Sebulba
 from podracer.envs.catch import Catch
 from podracer.run.resume import check_same_experiment
 from podracer.tournament.config import Tournament
@@ -61,6 +63,19 @@ def tank(**options):
         (lambda: podracer.PPO(actor_groups="seen"), "groups cannot be 'seen': write ('seen',)."),
         (lambda: tank(observe="seen"), "observe must be a tuple, ('seen',), but it is 'seen'."),
         (lambda: tank(options={"leak": 0.3}), "options are pairs: write (('leak', 0.3),)."),
+        (lambda: Anakin(podracer.PPO(), "catch", podracer.AnakinConfig()), "env cannot be 'catch'"),
+        (
+            lambda: Sebulba(podracer.PPO(), Catch(), podracer.AnakinConfig()),
+            "Sebulba: config cannot be an object of class AnakinConfig",
+        ),
+        (
+            lambda: Population(podracer.PPO(), [Pod(0)], Catch(), podracer.SebulbaConfig()),
+            "Population: config cannot be an object of class SebulbaConfig",
+        ),
+        (
+            lambda: podracer.make_evaluator(podracer.PPO().build(SPEC), Tank(), 1),
+            "Tank is one of Gymnasium: pass podracer.Gymnasium(Tank).",
+        ),
         (lambda: tank(step_seconds=0), "step_seconds must be at least 0.001, but it is 0."),
         (lambda: tank(options=("leak", 0.3)), "options are pairs: write (('leak', 0.3),)."),
         (lambda: podracer.check_agent("catch", num_devices=0), "num_devices must be at least 1"),

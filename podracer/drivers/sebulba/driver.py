@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 
 from podracer.agent import Blueprint, Settings, check_policy
+from podracer.arguments import typed
 from podracer.checks import check_agent, check_environment, check_spec
 from podracer.devices.memory import format_bytes, free_bytes
 from podracer.devices.mesh import DATA, Device, find_devices
@@ -36,6 +37,7 @@ class Sebulba(Driver):
 
     config: SebulbaConfig
 
+    @typed
     def __init__(
         self,
         agent: Blueprint | Settings,
@@ -45,8 +47,7 @@ class Sebulba(Driver):
     ) -> None:
         """Check that an agent can learn there: its settings, or a `Blueprint` of them.
 
-        `devices` are all by default, see `split_devices`. Raises `ConfigError`, before anything is
-        started.
+        `devices` are all by default, see `split_devices`. Raises `ConfigError` before a start.
         """
         check_ranges(config, "driver")
         if isinstance(env, HostEnvironments):
