@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer.checks import check_spec
 from podracer.environment import evaluation_environment, sibling_key, wrap_features
 from podracer.errors import WEIGHTED_SUM, ConfigError
 from podracer.fields import static, struct
@@ -160,4 +161,5 @@ def agents_as_rows(env: Any, num_agents: int, *, share_rewards: bool = False) ->
     `share_rewards` gives every agent the mean reward of all. An evaluation always does so, and
     plays to the end of the game, so its returns belong to teams.
     """
+    check_spec(env)
     return AgentsAsRows(env, num_agents, share_rewards)

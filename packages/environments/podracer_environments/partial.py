@@ -12,6 +12,7 @@ import numpy as np
 from podracer.agents import SAC
 from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.ddpg import td3
+from podracer.checks import check_spec
 from podracer.config.experiment import Experiment
 from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import Environment, wrap_features
@@ -52,10 +53,9 @@ class PartiallyObserved:
     """Indices of the components that are left out."""
 
     def __post_init__(self) -> None:
+        spec = check_spec(self.environment)
         if not isinstance(self.environment, Environment):
-            kind = type(self.environment).__name__
-            raise ConfigError(f"{kind} is not a device environment: hide components in your own.")
-        spec = self.environment.spec
+            raise ConfigError(f"{spec.name} is not in JAX: hide components in your environment.")
         observation = spec.observation
         is_vector = isinstance(observation, ArraySpec) and len(observation.shape) == 1
         if not is_vector or observation.frame_stack or observation.num_values is not None:

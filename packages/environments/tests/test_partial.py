@@ -4,6 +4,7 @@ import dataclasses
 import re
 from types import SimpleNamespace
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,7 @@ from podracer.environment import features
 from podracer.envs import make
 from podracer.errors import ConfigError
 from podracer.types import ArraySpec
+from podracer_environments.agents import agents_as_rows
 from podracer_environments.partial import PartiallyObserved
 
 
@@ -47,6 +49,13 @@ def test_optional_features_are_those_of_the_environment():
     hidden = PartiallyObserved(env, (2,))
     assert {name: getattr(hidden, name) for name in optional} == optional
     assert features(hidden).enter(jax.random.key(0), 1)[1].observation.shape == (2,)
+
+
+def test_an_environment_of_gymnasium_is_refused():
+    pole = gymnasium.make("CartPole-v1")
+    for wrap in (PartiallyObserved, agents_as_rows):
+        with pytest.raises(ConfigError, match="TimeLimit is one of Gymnasium: pass"):
+            wrap(pole, 2)
 
 
 def test_a_missing_option_is_named():

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from podracer.checks import check_spec
 from podracer.environment import Environment, wrap_features
 from podracer.envs import make
 from podracer.envs.common import array_specs
@@ -30,9 +31,9 @@ class WithModel:
     environment: Environment
 
     def __post_init__(self) -> None:
+        spec = check_spec(self.environment)
         if not isinstance(self.environment, Environment):
-            kind = type(self.environment).__name__
-            raise ConfigError(f"{kind} is not a device environment, so an agent cannot plan in it.")
+            raise ConfigError(f"{spec.name} is not in JAX, so an agent cannot plan in it.")
         features = {"for_evaluation": self._for_evaluation}
         wrap_features(self, self.environment, "check_agent", "render", **features)
 

@@ -6,6 +6,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -117,6 +118,11 @@ def slow_targets(value, trajectory):
 
 WALKER = AlphaZero(network=SMALL, num_simulations=4)
 MODEL = WithModel(WALK)
+
+
+def test_an_environment_of_gymnasium_is_no_model():
+    with pytest.raises(podracer.ConfigError, match="TimeLimit is one of Gymnasium: pass"):
+        WithModel(gymnasium.make("CartPole-v1"))
 
 
 def test_the_gradient_is_that_of_the_search_and_its_lambda_returns():

@@ -32,6 +32,7 @@ from podracer.agent import (
 )
 from podracer.agents.common import off_policy
 from podracer.arguments import typed
+from podracer.checks import check_spec
 from podracer.devices.reductions import global_grad
 from podracer.environment import Environment, evaluation_environment, wrap_features
 from podracer.envs import make
@@ -222,8 +223,10 @@ def teach(
         run = load_run(teacher, environment=env)
         params = policy_params(run.agent, run.state.learner)
         env, policy = run.env, TrainedTeacher(run.blueprint, params, int(run.state.update))
+    elif env is None:
+        raise ConfigError("a function teaches in an environment: name it, `teach(f, NAME)`.")
     else:
-        policy = FunctionTeacher(teacher, env.spec)
+        policy = FunctionTeacher(teacher, check_spec(env))
     if not isinstance(env, Environment):
         raise ConfigError(
             "a teacher shows its actions within an environment of the device: record its episodes "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -235,6 +236,8 @@ def test_a_run_teaches_and_reinforcement_learning_goes_on_from_the_student(tmp_p
         ),
         (lambda: teach(mode, WithHint(), hidden="hint"), "hidden cannot be 'hint': write"),
         (lambda: make("taught:RUN,hidden=3"), "hidden cannot be 3: it must be text"),
+        (lambda: teach(mode), "a function teaches in an environment"),
+        (lambda: teach(mode, gymnasium.make("CartPole-v1")), "TimeLimit is one of Gymnasium: pass"),
         (lambda: teach(mode, "gymnasium:CartPole-v1"), "within an environment of the device"),
         (
             lambda: DAgger().build(make("catch").spec),
