@@ -57,6 +57,8 @@ class GameBatch:
 
     def __init__(self, factory: ParallelGames, num_games: int) -> None:
         self.n, self.by_team = factory.num_agents, factory.by_team
+        actions: Any = factory.spec.action
+        self.start = actions.start  # number of the game's first action
         self.games = [factory.game() for _ in range(num_games)]
         rows = num_games * self.n
         self.observation = jax.tree.map(
@@ -81,7 +83,7 @@ class GameBatch:
                 continue
             playing = [(k, game.possible_agents[k]) for k in np.flatnonzero(~self.finished[i])]
             observations, rewards, terminals, timeouts, _ = game.step(
-                {name: int(action[i, k]) for k, name in playing}
+                {name: self.start + int(action[i, k]) for k, name in playing}
             )
             self.write(i, observations)
             first[i] = last[i] = self.finished[i]  # the rows of those who are over are cut
@@ -132,10 +134,12 @@ def inspect_game(make: Callable[[], Any]) -> tuple[podracer.EnvironmentSpec, int
     game, name = make(), getattr(make, "__name__", "parallel_games")
     spaces = [(game.observation_space(x), game.action_space(x)) for x in game.possible_agents]
     game.close()
-    if any(space != spaces[0] for space in spaces) or not hasattr(spaces[0][1], "n"):
+    observation, action = spaces[0]
+    is_discrete = hasattr(action, "start") and action.shape == ()
+    if any(space != spaces[0] for space in spaces) or not is_discrete:
         raise podracer.ConfigError(f"{name}: all agents must have the same discrete actions.")
-    action = podracer.Discrete(int(spaces[0][1].n))
-    return podracer.EnvironmentSpec(name, to_specs(spaces[0][0]), action), len(spaces)
+    actions = podracer.Discrete(int(action.n), int(action.start))
+    return podracer.EnvironmentSpec(name, to_specs(observation), actions), len(spaces)
 
 
 def to_specs(space: Any) -> Any:

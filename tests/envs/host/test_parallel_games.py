@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import podracer
+
 FILE = Path(__file__).parents[3] / "examples" / "extensions" / "parallel_games.py"
 SPEC = importlib.util.spec_from_file_location("parallel_games", FILE)
 parallel_games = sys.modules["parallel_games"] = importlib.util.module_from_spec(SPEC)
@@ -91,6 +93,27 @@ def test_the_rows_of_the_dead_are_cut_until_the_game_begins_again():
         [1, 0, 0, 0, 0, 0, 0, 1, 0],
     ]
     assert np.argwhere(discount == 0).tolist() == [[1, 0], [2, 1], [8, 0]]
+
+
+class HuntFromOne(Hunt):
+    def action_space(self, agent):
+        return spaces.Discrete(2, start=1)
+
+    def step(self, actions):
+        return super().step({agent: action - 1 for agent, action in actions.items()})
+
+
+class HuntOfButtons(Hunt):
+    def action_space(self, agent):
+        return spaces.MultiBinary(2)
+
+
+def test_actions_have_the_numbers_of_the_game():
+    timesteps = [play(ParallelGames(game), [[1, 1, 0]] * 3) for game in (Hunt, HuntFromOne)]
+    assert np.array_equal(*[[x.reward for x in steps] for steps in timesteps])
+    assert ParallelGames(HuntFromOne).spec.action.start == 1
+    with pytest.raises(podracer.ConfigError, match="the same discrete actions"):
+        ParallelGames(HuntOfButtons)
 
 
 def test_an_evaluation_counts_the_mean_return_of_a_team_to_the_end_of_its_game():
