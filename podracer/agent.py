@@ -188,9 +188,6 @@ class Rule:
     was learned."""
 
 
-# --- settings ------------------------------------------------------------------------------------
-
-
 @struct
 class Context:
     """Facts about a run, besides its environment, that an agent is built with."""

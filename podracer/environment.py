@@ -95,9 +95,6 @@ class HostEnvironments(Protocol):
         ...
 
 
-# --- optional features ---------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Features:
     """Optional features of environments: attributes and methods of these names, see `features`.

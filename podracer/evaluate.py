@@ -297,9 +297,6 @@ def _hash(hashes: Any, action: Any) -> Any:
     return hashes
 
 
-# --- on the host ---------------------------------------------------------------------------------
-
-
 def _host_evaluator(
     agent: Agent, env: environment.HostEnvironments, rule: ActingRule, episodes: int, max_steps: int
 ) -> ProgramEvaluator:

@@ -249,8 +249,6 @@ class Buffer:
             jnp.full_like(priorities.largest, largest),
         )
 
-    # --- where samples may start -----------------------------------------------------------------
-
     def _start_range(self, state: ReplayState) -> tuple[Int32[Array, ""], Int32[Array, ""]]:
         """Return the oldest and the newest timestep at which a sample may start.
 

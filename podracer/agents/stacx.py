@@ -188,8 +188,6 @@ class _Stacx:
         metrics = jax.tree.map(lambda x: x[0], metrics)
         return losses, {**metrics, "importance_ratio": mean_of(ratio[:, 0], trajectory.valid())}
 
-    # --- metaparameters ---------------------------------------------------------------------------
-
     def outer_hyperparams(self) -> Metaparams:
         """Return the fixed hyperparameters of the outer loss, `[1]`."""
         s = self.settings

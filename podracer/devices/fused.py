@@ -52,9 +52,6 @@ def is_for(platform: str) -> bool:
     return (_TRACED_FOR.get() or jax.default_backend()) == platform
 
 
-# --- loops and conditions -------------------------------------------------------------------------
-
-
 def scan(
     body: Callable[[Any, Any], tuple[Any, Any]],
     carry: Any,
@@ -108,9 +105,6 @@ def cond(
         predicate, lambda x: pack(if_true(x)), lambda x: pack(if_false(x)), operand
     )
     return unpack(packed, shapes)
-
-
-# --- trees ----------------------------------------------------------------------------------------
 
 
 def pack(tree: PyTree) -> PyTree:

@@ -29,9 +29,6 @@ def num_cores() -> int:
     return min(count, cores() or count)
 
 
-# --- limits of a container ------------------------------------------------------------------------
-
-
 def free_memory(system: Path = _SYSTEM) -> int | None:
     """Return the bytes that the process may still take, None where there is no limit."""
     limits = [free for group in _groups("memory", system) for free in _free_of(group)]

@@ -98,9 +98,6 @@ def lower_in_pieces(
     return Pieces([first, middle, last], math.ceil(length / count))
 
 
-# --- a function up to its loop, the loop, and what comes after ------------------------------------
-
-
 class _NoLoop(Exception):
     """A function has no loop at which it could be cut."""
 

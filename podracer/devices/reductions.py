@@ -25,8 +25,6 @@ from podracer.errors import ConfigError
 from podracer.fields import struct, unchecked
 from podracer.types import PyTree
 
-# --- means ---------------------------------------------------------------------------------------
-
 
 @unchecked
 @struct
@@ -84,9 +82,6 @@ def global_mean(tree: PyTree, axis: str | None) -> PyTree:
         return tree
     flat, unravel = ravel_pytree(tree)
     return unravel(jax.lax.pmean(flat, axis))
-
-
-# --- gradients -----------------------------------------------------------------------------------
 
 
 def global_grad(
@@ -159,9 +154,6 @@ def global_grad_in_blocks(
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     grads, (share, aux) = global_mean(jax.lax.scan(add, zeros, blocks)[0], axis)
     return _divided(grads, share), aux
-
-
-# --- moments -------------------------------------------------------------------------------------
 
 
 @unchecked
@@ -271,9 +263,6 @@ def normalize(moments: Moments, items: PyTree, *, clip: float = 10.0) -> PyTree:
     return jax.tree.map(
         normalize_leaf, moments.mean, moments.variance, items, is_leaf=lambda x: x is None
     )
-
-
-# --- blocks of a batch ---------------------------------------------------------------------------
 
 
 def map_blocks(

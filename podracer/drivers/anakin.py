@@ -195,9 +195,6 @@ def _handle_signals() -> None:
     """
 
 
-# --- the compiled program -------------------------------------------------------------------------
-
-
 def make_chunk(
     env: Environment, mesh: Mesh, config: AnakinConfig, out_shardings: Any = None
 ) -> jax.stages.Wrapped:

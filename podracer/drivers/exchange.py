@@ -57,9 +57,6 @@ def check_period(every: int, num_pods: int, updates_per_chunk: int, num_updates:
         )
 
 
-# --- averages -------------------------------------------------------------------------------------
-
-
 Peers = Literal["all", "ring"]
 
 

@@ -30,8 +30,6 @@ from podracer.io.sinks import HYPERPARAMETER, PARENT
 from podracer.rollout import Purpose, purpose_key
 from podracer.types import PyTree
 
-# --- the rules, on arrays of NumPy or of JAX ------------------------------------------------------
-
 
 @typed
 @dataclasses.dataclass(frozen=True)
@@ -239,9 +237,6 @@ class Selection:
                         f"the pods {i} to {i + size - 1} would be a group, of group_size {size}, "
                         "but have different hyperparameters: take as many as there are seeds."
                     )
-
-
-# --- in the program -------------------------------------------------------------------------------
 
 
 @struct

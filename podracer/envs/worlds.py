@@ -319,9 +319,6 @@ class Worlds:
         }
 
 
-# --- tables of the kinds in a program ------------------------------------------------------------
-
-
 class _Table(NamedTuple):
     """Sizes that suffice for all kinds of a program, and the bounds of their parameters."""
 

@@ -78,9 +78,6 @@ class ResNet:
     """Halve height and width in each stage; otherwise they stay as they are."""
 
 
-# --- layers --------------------------------------------------------------------------------------
-
-
 class Convolution(eqx.Module):
     """Convolution `x [B, H, W, C] -> [B, H', W', C']`, square kernels.
 

@@ -74,9 +74,6 @@ def orthogonal(key: jax.Array, shape: tuple[int, ...], scale: float) -> jax.Arra
     return weights
 
 
-# --- linear layers --------------------------------------------------------------------------------
-
-
 @jax.custom_vjp
 def dense(x: Float[Array, "*b n"], w: Float[Array, "n m"]) -> Float[Array, "*b m"]:
     """Compute `x @ w`; the gradient of w is fast on a CPU, too.

@@ -65,9 +65,6 @@ class LSTM(eqx.nn.LSTMCell):
         return unrolled[1], unrolled[0]
 
 
-# --- the LSTM over a sequence --------------------------------------------------------------------
-
-
 Gates = Float[Array, "T B G"]  # G = 4 H: input, forget, cell and output gate
 
 

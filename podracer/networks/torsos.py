@@ -201,9 +201,6 @@ def _split_last_step(observation: PyTree) -> tuple[PyTree, PyTree]:
     return torso_input, observation[LAST_STEP]
 
 
-# --- layers --------------------------------------------------------------------------------------
-
-
 class _Trunk(eqx.Module):
     """Torso, recurrent layer and heads over `[T, B, ...]`."""
 

@@ -30,8 +30,6 @@ from podracer.types import (
     action_mask,
 )
 
-# --- networks ------------------------------------------------------------------------------------
-
 
 def build_network(
     network: NetworkBuilder,
@@ -110,9 +108,6 @@ def _with_free_std(network: Network, policies: Sequence[str], size: int) -> Netw
 def head_suffixes(num_heads: int) -> tuple[str, ...]:
     """Return the suffixes of the heads' names: none for the main head, then `_1`, `_2`, ..."""
     return ("", *(f"_{i}" for i in range(1, num_heads)))
-
-
-# --- acting --------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,9 +215,6 @@ def build(
         groups=groups,
     )
     return ActorCritic(network, spec.action, groups)
-
-
-# --- learning ------------------------------------------------------------------------------------
 
 
 def loss(

@@ -51,9 +51,6 @@ def require_feed_forward(network: Network) -> Network:
     return network
 
 
-# --- learning from a replay ----------------------------------------------------------------------
-
-
 def learn_from_replay(
     buffer: Buffer,
     update: Update[State],
@@ -102,9 +99,6 @@ def learn_from_replay(
     return LearnerState(shared, dataclasses.replace(replay, priorities=priorities)), metrics
 
 
-# --- parameters with a target network ------------------------------------------------------------
-
-
 @struct
 class TargetNetworkState(CountedState):
     """Learner state of an agent whose target network is a periodic copy of its parameters."""
@@ -150,9 +144,6 @@ class TargetNetworkOptimizer:
         )
         state = dataclasses.replace(state, target_params=target_params, updates=updates)
         return state, {**metrics, **gradient_metrics}, priorities
-
-
-# --- n-step transitions --------------------------------------------------------------------------
 
 
 @struct

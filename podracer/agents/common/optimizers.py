@@ -104,9 +104,6 @@ def _scale_by_rms(
     return optax.GradientTransformation(init, update)
 
 
-# --- parameters and their optimizer ---------------------------------------------------------------
-
-
 @struct
 class ParamsState:
     """Parameters and the state of their optimizer."""

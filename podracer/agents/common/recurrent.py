@@ -24,9 +24,6 @@ from podracer.types import ArraySpec, Carry, Params, PyTree, Step, TimeStep, Tra
 PRIORITY_ETA = 0.9  # R2D2, section 2.3
 
 
-# --- replay --------------------------------------------------------------------------------------
-
-
 def check_rollout(rollout_length: int, trajectory: Trajectory) -> None:
     """Raise `ConfigError` where a rollout has another length than the stored states stand for."""
     length = trajectory.steps.action.shape[0]
@@ -49,9 +46,6 @@ def sequence_priorities(errors: jax.Array, mask: jax.Array, eta: float = PRIORIT
     """
     mean = jnp.sum(errors, axis=0) / jnp.maximum(jnp.sum(mask, axis=0), 1.0)
     return eta * jnp.max(errors, axis=0) + (1 - eta) * mean
-
-
-# --- inputs --------------------------------------------------------------------------------------
 
 
 def last_step_spec(observation: PyTree, num_actions: int) -> PyTree:
@@ -85,9 +79,6 @@ def unroll(
         memory = jax.lax.stop_gradient(apply(memory, *burn_in)[1])
     learned = jax.tree.map(lambda x: x[burn_in_length:], inputs)
     return apply(memory, *learned)[0]
-
-
-# --- transitions within sequences, for continuous actions -----------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

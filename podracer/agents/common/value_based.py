@@ -31,9 +31,6 @@ def require_discrete(spec: EnvironmentSpec) -> Discrete:
     return spec.action
 
 
-# --- the Q-network -------------------------------------------------------------------------------
-
-
 def build_q_network(
     network: NetworkBuilder,
     spec: EnvironmentSpec,
@@ -80,9 +77,6 @@ def gather_action(values: jax.Array, action: jax.Array) -> jax.Array:
 def at_action(values: jax.Array, action: jax.Array) -> jax.Array:
     """Return the values `[*b]` of one action each, i32 `[*b]`, out of values `[*b, A]`."""
     return gather_action(values[..., None], action)[..., 0]
-
-
-# --- exploration ---------------------------------------------------------------------------------
 
 
 @struct

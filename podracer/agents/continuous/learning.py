@@ -38,8 +38,6 @@ from podracer.types import (
     Trajectory,
 )
 
-# --- settings ------------------------------------------------------------------------------------
-
 
 @struct
 class ContinuousSettings(LearnerSettings):
@@ -139,9 +137,6 @@ def build_networks(
         recurrence=settings.recurrence,
         actor=network.build(observation, {"action": dataclasses.replace(policy, hidden=(size,))}),
     )
-
-
-# --- learning ------------------------------------------------------------------------------------
 
 
 class Parts(NamedTuple):
@@ -307,9 +302,6 @@ def build_optimizer(settings: ContinuousSettings) -> optimizers.ScheduledOptimiz
     if settings.weight_decay != 0:
         method = optax.chain(method, optax.add_decayed_weights(settings.weight_decay, matrices))
     return optimizers.ScheduledOptimizer(method, settings.learning_rate)
-
-
-# --- acting --------------------------------------------------------------------------------------
 
 
 @struct

@@ -124,9 +124,6 @@ class ActorPool:
         return jax.tree.map(gather, *states)
 
 
-# --- construction --------------------------------------------------------------------------------
-
-
 def make_actor_pool(
     programs: ActorPrograms,
     env: HostEnvironments,

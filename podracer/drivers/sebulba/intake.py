@@ -93,9 +93,6 @@ class DeviceIntake:
                 self.validator.describe(kind, row, part)
 
 
-# --- the program that validates -------------------------------------------------------------------
-
-
 @struct
 class IntakeState:
     """State of an intake on the actor's device."""

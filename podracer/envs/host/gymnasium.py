@@ -322,8 +322,6 @@ class GymnasiumBatch(_Batch):
             channel.close()
         os.close(self._memory)
 
-    # --- faults ---
-
     def _await_workers(self) -> None:
         """Wait for replies, and replace workers until every row has a timestep."""
         workers: Iterable[int] = range(len(self.pids))
@@ -358,8 +356,6 @@ class GymnasiumBatch(_Batch):
             seconds = getattr(self._setup, f"{call}_seconds")
             text = f"`{call}` had not returned after {seconds:g} s (`{call}_seconds`)."
         return rows.start, kind, text
-
-    # --- processes ---
 
     def _fork_worker(self, worker: int) -> int:
         """Start a worker; return the wait status of the one whose place it takes."""

@@ -137,9 +137,6 @@ def remember(params: RuleParams, memory: Memory, inputs: jax.Array) -> Memory:
     return hidden, cell
 
 
-# --- what the rule sees of a transition ----------------------------------------------------------
-
-
 def _embed(
     params: EmbeddingParams, data: Experience, online: Outputs, target: Outputs, values: Values
 ) -> tuple[jax.Array, jax.Array]:

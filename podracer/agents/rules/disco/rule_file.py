@@ -95,9 +95,6 @@ def from_layers(layers: Mapping[str, Affine], lstm: Callable[[Affine], LSTMGates
     )
 
 
-# --- layers by name ------------------------------------------------------------------------------
-
-
 def _read_layers(archive: zipfile.ZipFile) -> dict[str, Affine]:
     """Return all layers; raises one of `DAMAGE` unless they fit each other."""
     predictions = read_array(archive, f"{CORE}/linear_2/b", np.float32).size

@@ -166,9 +166,6 @@ def _divergence(target: jax.Array, logits: jax.Array) -> jax.Array:
     return Categorical(target).divergence(Categorical(logits))
 
 
-# --- the agent ------------------------------------------------------------------------------------
-
-
 @struct
 class DiscoState(StudentState, off_policy.ReplayLearnerState):
     """Learner state: that of a student, and the rule."""

@@ -103,9 +103,6 @@ class UpdateRule:
         )
 
 
-# --- updates of a student with the targets -------------------------------------------------------
-
-
 def build_network(network: NetworkBuilder, spec: EnvironmentSpec, rule: UpdateRule) -> Network:
     """Return a student's network, whose policy and prediction are nearly uniform at first."""
     num_actions = require_for_rule(spec).num_actions
