@@ -119,8 +119,13 @@ class Agent(NotPickled):
 
     @classmethod
     def of(cls, methods: Any, spec: EnvironmentSpec, **functions: Any) -> Agent:
-        """Return an agent of an object's methods `init`, `act` and `learn`, and other functions."""
-        return cls(spec=spec, init=methods.init, act=methods.act, learn=methods.learn, **functions)
+        """Return an agent of an object's methods, or of other functions in their place.
+
+        They are `init`, `act` and `learn`, and `carry`, `actor_params` and `distribution` if any.
+        """
+        names = ("init", "act", "learn", "carry", "actor_params", "distribution")
+        own = {name: getattr(methods, name) for name in names if hasattr(methods, name)}
+        return cls(spec=spec, **{**own, **functions})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,4 +60,5 @@ class A2C(ActorCriticSettings):
                 entropy_cost=schedules.value_at(self.entropy_cost, state.shared.frames),
             )
 
-        return model.agent(spec, init, model.act, Fused(loss, optimizer.apply_gradients))
+        learn = Fused(loss, optimizer.apply_gradients)
+        return Agent.of(model, spec, init=init, learn=learn, groups=model.groups)

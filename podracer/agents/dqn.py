@@ -98,7 +98,7 @@ def build(settings: DQN, method: Callable[..., Method], spec: EnvironmentSpec) -
         TargetNetworkOptimizer(build_optimizer(settings), settings.target_update_period),
     )
     actor_params = value_based.actor_params(settings.epsilon)
-    return Agent.of(agent, spec, carry=agent.carry, actor_params=actor_params)
+    return Agent.of(agent, spec, actor_params=actor_params)
 
 
 @dataclasses.dataclass(frozen=True)

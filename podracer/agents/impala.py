@@ -47,7 +47,8 @@ class Impala(VtraceSettings):
             state, update_metrics = optimizer.apply_gradients(state, grads, num_frames)
             return state, {**metrics, **update_metrics}
 
-        return model.agent(spec, init, model.act_with_log_prob, learn)
+        act = model.act_with_log_prob
+        return Agent.of(model, spec, init=init, act=act, learn=learn, groups=model.groups)
 
     def loss(
         self, model: ActorCritic, params: Params, trajectory: Trajectory, frames: jax.Array

@@ -90,14 +90,7 @@ class PPO(ActorCriticSettings, EpochSettings):
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
         agent = _PPO(self, spec, actor_critic.build(self, spec), build_optimizer(self))
-        return Agent.of(
-            agent,
-            spec,
-            carry=agent.model.network.carry,
-            actor_params=agent.actor_params,
-            distribution=agent.distribution,
-            groups=agent.model.groups,
-        )
+        return Agent.of(agent, spec, carry=agent.model.carry, groups=agent.model.groups)
 
 
 @dataclasses.dataclass(frozen=True)

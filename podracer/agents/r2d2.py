@@ -100,7 +100,7 @@ class R2D2(QLearningSettings):
             TargetNetworkOptimizer(build_optimizer(self), self.target_update_period),
         )
         actor_params = value_based.actor_params(self.epsilon)
-        return Agent.of(agent, spec, carry=agent.carry, actor_params=actor_params)
+        return Agent.of(agent, spec, actor_params=actor_params)
 
 
 @dataclasses.dataclass(frozen=True)

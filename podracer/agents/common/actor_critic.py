@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 
-from podracer.agent import Act, Agent, Fused, Learn
 from podracer.agents.common.settings import ActorCriticSettings
 from podracer.devices.reductions import MaskedMean
 from podracer.networks import Head, Network, NetworkBuilder
@@ -21,7 +20,6 @@ from podracer.types import (
     Carry,
     Continuous,
     EnvironmentSpec,
-    LearnerState,
     Metrics,
     Params,
     PyTree,
@@ -119,6 +117,9 @@ class ActorCritic:
     groups: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, hash=False)
     """Keys of the observation that the `actor` and the `critic` see, see `Agent.groups`."""
 
+    def carry(self, num_envs: int) -> Carry:
+        return self.network.carry(num_envs)
+
     def outputs(
         self, params: Params, carry: Carry, timestep: TimeStep
     ) -> tuple[dict[str, jax.Array], Carry]:
@@ -157,24 +158,6 @@ class ActorCritic:
         action, extras, carry = self.act(params, carry, timestep, keys, explore)
         log_prob = policy(self.space, extras["policy"]).log_prob(extras["sample"])
         return action, {"sample": extras["sample"], "log_prob": log_prob}, carry
-
-    def agent(
-        self,
-        spec: EnvironmentSpec,
-        init: Callable[[jax.Array, int], LearnerState],
-        act: Act,
-        learn: Learn | Fused,
-    ) -> Agent:
-        """Return the agent of this model that has these functions, see `Agent`."""
-        return Agent(
-            spec=spec,
-            init=init,
-            act=act,
-            learn=learn,
-            carry=self.network.carry,
-            distribution=self.distribution,
-            groups=self.groups,
-        )
 
     def final_value(self, params: Params, trajectory: Trajectory) -> jax.Array:
         """Return the value of the final timestep, `[B]`."""

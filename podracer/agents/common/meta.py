@@ -54,7 +54,8 @@ def build(
         settings.optimizer.build(root_epsilon=1e-10),
     )
     agent = method(settings, model, ScheduledOptimizer(optimizer, settings.learning_rate))
-    return model.agent(spec, agent.init, model.act_with_log_prob, agent.learn)
+    functions = {"init": agent.init, "act": model.act_with_log_prob, "learn": agent.learn}
+    return Agent.of(model, spec, groups=model.groups, **functions)
 
 
 @struct

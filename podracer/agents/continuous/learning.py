@@ -90,15 +90,9 @@ def build(
         buffer = settings.replay.build(spec, settings.n_step + 1)
     learner = Learner(settings, networks, buffer, build_optimizer(settings))
     agent = method(settings, networks, learner)
-    return Agent(
-        spec=spec,
-        init=agent.init,
-        act=agent.act,
-        learn=partial(learner.learn, agent.update),
-        carry=networks.carry,
-        actor_params=actor_params,
-        distribution=agent.distribution,
-        groups=settings.groups(spec),
+    learn, groups = partial(learner.learn, agent.update), settings.groups(spec)
+    return Agent.of(
+        agent, spec, learn=learn, carry=networks.carry, actor_params=actor_params, groups=groups
     )
 
 

@@ -150,8 +150,7 @@ class MetaTraining(abc.ABC):
     def agent(self, export: Callable[[LearnerState, Mapping[str, Any]], bytes]) -> Agent:
         """Return the agent; `export` goes into its `Rule`."""
         name = type(self.settings).__name__
-        functions = {"actor_params": self.actor_params, "rule": Rule(export)}
-        return Agent.of(self, self.spec, name=name, **functions)
+        return Agent.of(self, self.spec, name=name, rule=Rule(export))
 
     # --- students ---------------------------------------------------------------------------------
 

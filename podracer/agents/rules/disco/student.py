@@ -238,7 +238,7 @@ class Disco:
         )
         buffer = self.replay.build(spec, length, length, every_step=True)
         agent = _Disco(self, network, build_optimizer(), buffer, rule)
-        return Agent.of(agent, spec, carry=network.torso.carry, distribution=agent.distribution)
+        return Agent.of(agent, spec, carry=network.torso.carry)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,7 +100,7 @@ class LPGStudent:
         network = build_network(self.network, spec, self.rule)
         optimizer = ScheduledOptimizer(student_optimizer(self.optimizer), self.learning_rate)
         agent = _LPGStudent(self, network, optimizer, context.data)
-        return Agent.of(agent, spec, carry=network.carry, distribution=agent.distribution)
+        return Agent.of(agent, spec, carry=network.carry)
 
 
 @dataclasses.dataclass(frozen=True)
