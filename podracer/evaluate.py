@@ -32,7 +32,6 @@ from podracer.types import (
     MultiDiscrete,
     Params,
     TimeStep,
-    action_mask,
     blank_timestep,
 )
 
@@ -143,8 +142,8 @@ class ActingRule:
         # The action is the best one of these values, so that epsilon-greedy replaces it.
         values = jax.nn.one_hot(action, agent.spec.action.num_actions)
         explore_keys = episode_keys(key, rollout.Purpose.EXPLORE, indices, step)
-        mask = action_mask(timestep.observation)
-        action = epsilon_greedy(values, mask, explore_keys, jnp.float32(self.epsilon))
+        epsilon = jnp.float32(self.epsilon)
+        action = epsilon_greedy(values, timestep.observation, explore_keys, epsilon)
         return action, with_last_action(carry, action)
 
 

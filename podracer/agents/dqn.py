@@ -36,16 +36,7 @@ from podracer.ops import action_values
 from podracer.ops.action_masks import epsilon_greedy, mask_logits
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Linear, Schedule
-from podracer.types import (
-    EnvironmentSpec,
-    LearnerState,
-    Metrics,
-    Params,
-    PyTree,
-    TimeStep,
-    Trajectory,
-    action_mask,
-)
+from podracer.types import EnvironmentSpec, LearnerState, Metrics, Params, TimeStep, Trajectory
 
 
 @struct
@@ -125,15 +116,14 @@ class Method:
         timestep: TimeStep,
         keys: jax.Array,
         explore: bool,
-    ) -> tuple[jax.Array, PyTree, DQNCarry]:
+    ) -> tuple[jax.Array, tuple[()], DQNCarry]:
         settings = self.settings
         fold_in = jax.vmap(jax.random.fold_in, (0, None))
         noise = fold_in(keys, 1) if settings.noisy and explore else None
         q = settings.value.mean(self.outputs(params.params, timestep, noise))
-        epsilon = jnp.zeros(())
-        if explore:
-            epsilon = value_based.apex_epsilon(params.epsilon, settings.apex_alpha, carry.rank)
-        return epsilon_greedy(q, action_mask(timestep.observation), keys, epsilon), (), carry
+        epsilon = value_based.apex_epsilon(params.epsilon, settings.apex_alpha, carry.rank)
+        epsilon = epsilon if explore else jnp.zeros(())
+        return epsilon_greedy(q, timestep.observation, keys, epsilon), (), carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None

@@ -39,7 +39,6 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
-    action_mask,
 )
 
 
@@ -84,10 +83,11 @@ class _PQN:
         self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
         """Choose epsilon-greedy actions; extras are the `value` of the best ones, f32 `[B]`."""
-        observation, first = jax.tree.map(lambda x: x[None], (timestep.observation, timestep.first))
-        q, carry = self.action_values(params.params, carry, observation, first)
+        q, carry = self.action_values(
+            params.params, carry, jax.tree.map(lambda x: x[None], timestep)
+        )
         epsilon = params.epsilon if explore else jnp.zeros(())
-        action = epsilon_greedy(q[0], action_mask(timestep.observation), keys, epsilon)
+        action = epsilon_greedy(q[0], timestep.observation, keys, epsilon)
         return action, {"value": jnp.max(q[0], axis=-1)}, carry
 
     def learn(
@@ -104,10 +104,10 @@ class _PQN:
 
     def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return a rollout `[T, B, ...]` with its λ-returns."""
-        settings, steps, final = self.settings, trajectory.steps, trajectory.final
+        settings, steps = self.settings, trajectory.steps
         rewards, discounts, valid = trajectory.transitions(settings.discount)
-        observation, first = jax.tree.map(lambda x: x[None], (final.observation, final.first))
-        final_q, _ = self.action_values(params, trajectory.final_carry, observation, first)
+        final = jax.tree.map(lambda x: x[None], trajectory.final)
+        final_q, _ = self.action_values(params, trajectory.final_carry, final)
         values = jnp.concatenate([steps.extras["value"], jnp.max(final_q, axis=-1)])
         target = returns.lambda_returns(
             values[:-1], values[1:], rewards, discounts, valid, settings.trace_lambda
@@ -124,15 +124,15 @@ class _PQN:
     def loss(self, params: Params, batch: Batch) -> tuple[MaskedMean, Metrics]:
         """Return half the mean squared error to the targets."""
         carry = jax.tree.map(lambda x: x[0], batch.carry)
-        values, _ = self.action_values(params, carry, batch.observation, batch.first)
+        values, _ = self.action_values(params, carry, batch)
         q = value_based.at_action(values, batch.action)
         loss = mean_of(0.5 * (batch.target - q) ** 2, batch.valid)
         return loss, {"loss": loss, "q": mean_of(q, batch.valid)}
 
     def action_values(
-        self, params: Params, carry: Carry, observation: PyTree, first: jax.Array
+        self, params: Params, carry: Carry, timesteps: TimeStep | Batch
     ) -> tuple[jax.Array, Carry]:
-        """Return action values `[T, B, A]` of observations `[T, B, ...]`, and the new memory."""
-        heads, carry = self.network.apply(params, carry, observation, first)
+        """Return action values `[T, B, A]` of timesteps `[T, B, ...]`, and the new memory."""
+        heads, carry = self.network.apply(params, carry, timesteps.observation, timesteps.first)
         values = value_based.q_outputs(heads, size=1)[..., 0]
-        return mask_logits(observation, values), carry
+        return mask_logits(timesteps.observation, values), carry

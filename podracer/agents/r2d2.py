@@ -39,7 +39,6 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
-    action_mask,
 )
 
 
@@ -131,10 +130,9 @@ class _R2D2:
     ) -> tuple[jax.Array, PyTree, R2D2Carry]:
         timesteps = jax.tree.map(lambda x: x[None], timestep)
         q, memory = self.q_values(params.params, carry.memory, timesteps, carry.last_action[None])
-        epsilon = jnp.zeros(())
-        if explore:
-            epsilon = value_based.apex_epsilon(params.epsilon, self.settings.apex_alpha, carry.rank)
-        action = epsilon_greedy(q[0], action_mask(timestep.observation), keys, epsilon)
+        epsilon = value_based.apex_epsilon(params.epsilon, self.settings.apex_alpha, carry.rank)
+        epsilon = epsilon if explore else jnp.zeros(())
+        action = epsilon_greedy(q[0], timestep.observation, keys, epsilon)
         return action, (), R2D2Carry(memory, action, carry.rank)
 
     def learn(

@@ -9,8 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Float, Int32
 
 from podracer.ops.random import random_uniform
 from podracer.types import Continuous, EnvironmentSpec, PyTree, TimeStep, action_mask
@@ -49,15 +48,13 @@ def mask_logits(observation: PyTree, logits: jax.Array) -> jax.Array:
 
 
 def epsilon_greedy(
-    values: Float[Array, "B A"],
-    mask: Bool[Array | np.ndarray, "B A"] | None,
-    keys: jax.Array,
-    epsilon: jax.Array,
+    values: Float[Array, "B A"], observation: PyTree, keys: jax.Array, epsilon: jax.Array
 ) -> Int32[Array, "B"]:
     """Choose actions by their values: random with probability epsilon `[]` or `[B]`, else greedy.
 
-    Both are among the actions that the mask allows; random ones are uniform over them.
+    Both are among the actions that the observation allows; random ones are uniform over them.
     """
+    mask = action_mask(observation)
     allowed = jnp.full(values.shape, True) if mask is None else _allowed(mask)
     num_allowed = jnp.cumsum(allowed, axis=-1)  # among actions 0 to a
     uniform = random_uniform(keys)

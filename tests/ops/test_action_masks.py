@@ -168,6 +168,8 @@ def test_epsilon_greedy_keeps_to_the_mask_however_bad_its_values_are(scale):
     values = jnp.tile(jnp.asarray([[0.0, -3.0, -1.0, -2.0]]) * scale, (4000, 1))
     mask = jnp.tile(jnp.asarray([False, True, False, True]), (4000, 1))
     keys = jax.random.split(jax.random.key(0), 4000)
-    best, drawn = (epsilon_greedy(values, mask, keys, jnp.float32(e)) for e in (0.0, 1.0))
+    best, drawn = (
+        epsilon_greedy(values, {"action_mask": mask}, keys, jnp.float32(e)) for e in (0.0, 1.0)
+    )
     assert set(np.asarray(best)) == {3}
     np.testing.assert_allclose(np.bincount(np.asarray(drawn)), [0, 2000, 0, 2000], atol=200)
