@@ -132,7 +132,6 @@ def test_forbidden_actions_are_neither_chosen_nor_bootstrapped_from():
         keys = jax.random.split(jax.random.key(seed), B)
         action, extras, _ = agent.act(params, (), timestep, keys, True)
         assert 1 not in action.tolist()
-    q, _ = methods_of(agent).action_values(
-        params.params, (), jax.tree.map(lambda x: x[None], seen), timestep.first[None]
-    )
+    timesteps = jax.tree.map(lambda x: x[None], timestep)
+    q, _ = methods_of(agent).action_values(params.params, (), timesteps)
     close(extras["value"], q[0][:, [0, 2]].max(-1))
