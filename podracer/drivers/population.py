@@ -39,7 +39,7 @@ from podracer.environment import Environment, HostEnvironments, evaluation_envir
 from podracer.errors import ConfigError
 from podracer.evaluate import Episodes, PolicyKind, ProgramEvaluator
 from podracer.names import nearest
-from podracer.types import EnvironmentSpec, Metrics, PyTree
+from podracer.types import Metrics
 
 PODS = PartitionSpec(POD)
 
@@ -224,16 +224,42 @@ class Population(Anakin):
     def report(self, updates: int, values: Any) -> Progress:
         """Return the report: `metrics` are means over the pods, `pods` has each one's.
 
-        After a selection `pods` also has the parents and hyperparameters. A pod with a value that
-        is not finite keeps the state before it. Raises `NonFiniteError` when all pods have failed.
+        Metrics of a pod without a value are NaN. After a selection `pods` also has the parents and
+        hyperparameters. A pod with a value that is not finite keeps the state before it. Raises
+        `NonFiniteError` when all pods have failed.
         """
-        shared = self.abstract_state.learner.shared
-        progress = _to_progress(updates, values, self.blueprint.spec, shared)
+        failed = values["fault"][:, 0] != 0
+        if failed.all():
+            means = jax.tree.map(lambda x: x[0], values["mean"])
+            observation, shared = (
+                self.blueprint.spec.observation,
+                self.abstract_state.learner.shared,
+            )
+            check_no_fault(values["fault"][0], observation, means, shared)
+        num_episodes = np.where(values["episodes"] > 0, values["episodes"], np.nan)
+        metrics = {
+            "episodes": values["episodes"],
+            "episode_return": values["episode_return"] / num_episodes,
+            "episode_length": values["episode_length"] / num_episodes,
+            **{name: _values(mean) for name, mean in values["mean"].items()},
+        }
+        pods = {
+            name: np.where(failed.reshape(-1, *[1] * (np.ndim(value) - 1)), np.nan, value)
+            for name, value in metrics.items()
+        }
+        means = {name: _finite_mean(value) for name, value in pods.items()}
+        pods["frames"] = values["frames"]
         start = updates - int(values["updates"][0])
         if isinstance(self.exchange, selection.Selection) and is_due(self.exchange.every, start):
-            pods = {**(progress.pods or {}), **values["selection"]}
-            progress = dataclasses.replace(progress, pods=pods)
-        return progress
+            pods |= values["selection"]
+        return Progress(
+            updates,
+            int(values["frames"].sum()),
+            {"pods_failed": float(failed.sum()), **means},
+            request=int(values["request"].max()),
+            pods=pods,
+            not_finite=not_finite(values["mean"], ~failed),
+        )
 
     def evaluator(
         self,
@@ -350,34 +376,6 @@ def _pods_per_batch(mesh: Mesh, config: AnakinConfig, num_pods: int) -> int:
         return num_pods
     limit = max(1, 128 // config.num_envs)
     return max(n for n in range(1, min(num_pods, limit) + 1) if num_pods % n == 0)
-
-
-def _to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTree) -> Progress:
-    """Return the report on a chunk of all pods; metrics of a pod without a value are NaN."""
-    failed = values["fault"][:, 0] != 0
-    if failed.all():
-        means = jax.tree.map(lambda x: x[0], values["mean"])
-        check_no_fault(values["fault"][0], spec.observation, means, shared)
-    num_episodes = np.where(values["episodes"] > 0, values["episodes"], np.nan)
-    metrics = {
-        "episodes": values["episodes"],
-        "episode_return": values["episode_return"] / num_episodes,
-        "episode_length": values["episode_length"] / num_episodes,
-        **{name: _values(mean) for name, mean in values["mean"].items()},
-    }
-    pods = {
-        name: np.where(failed.reshape(-1, *[1] * (np.ndim(value) - 1)), np.nan, value)
-        for name, value in metrics.items()
-    }
-    means = {name: _finite_mean(value) for name, value in pods.items()}
-    return Progress(
-        updates,
-        int(values["frames"].sum()),
-        {"pods_failed": float(failed.sum()), **means},
-        request=int(values["request"].max()),
-        pods={**pods, "frames": values["frames"]},
-        not_finite=not_finite(values["mean"], ~failed),
-    )
 
 
 def _values(mean: Any) -> Shaped[np.ndarray, " P *h"]:
