@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -29,6 +28,7 @@ from podracer.types import (
     PyTree,
     TimeStep,
     blank_timestep,
+    describe,
 )
 
 
@@ -216,9 +216,8 @@ def _distribution(
 def _timestep(agent: Agent, observation: PyTree, reward: jax.Array, first: jax.Array) -> TimeStep:
     """Return the timestep of observations in the environment's own numbers."""
     specs = agent.policy_spec.observation
-    observation = from_start(
-        specs, jax.tree.map(lambda spec, x: x.astype(spec.dtype), specs, observation)
-    )
+    observation = jax.tree.map(lambda spec, x: x.astype(spec.dtype), specs, observation)
+    observation = from_start(specs, observation)
     timestep = blank_timestep(agent.spec, len(first))
     if agent.groups:  # the rest is for critics alone
         observation = {**timestep.observation, **observation}
@@ -229,17 +228,16 @@ def _changes_memory(
     act: Callable[..., tuple[jax.Array, Carry]], params: Params, specs: PyTree, memory: Carry
 ) -> bool:
     """Return whether acting ever changes the memory, not only carries constants such as epsilon."""
-    changes = []
+    if not jax.tree.leaves(memory):
+        return False
 
-    def call(memory: Carry) -> None:
+    def new_memory(memory: Carry) -> Carry:
         observation = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), specs)
         first, key, call = jnp.ones(1, bool), jax.random.key(0), jnp.uint32(0)
-        _, new_memory = act(params, memory, observation, jnp.zeros(1), first, key, call)
-        changes.extend(map(operator.is_not, *map(jax.tree.leaves, (memory, new_memory))))
+        return act(params, memory, observation, jnp.zeros(1), first, key, call)[1]
 
-    if jax.tree.leaves(memory):
-        jax.eval_shape(call, memory)
-    return any(changes)
+    program = jax.make_jaxpr(new_memory)(memory).jaxpr
+    return program.outvars != program.invars
 
 
 def batch_size_of(specs: PyTree, observation: PyTree) -> int | None:
@@ -249,7 +247,7 @@ def batch_size_of(specs: PyTree, observation: PyTree) -> int | None:
     """
     if jax.tree.structure(specs) != jax.tree.structure(observation):
         raise ConfigError(
-            f"an observation must be {_spell(specs)}, but it is a {type(observation).__name__}"
+            f"an observation must be {describe(specs)}, but it is a {type(observation).__name__}"
             f"{f' of {list(observation)}' if isinstance(observation, dict) else ''}."
         )
     expected = [spec.shape for spec in jax.tree.leaves(specs)]
@@ -260,14 +258,9 @@ def batch_size_of(specs: PyTree, observation: PyTree) -> int | None:
     if batch and shapes == [batch + shape for shape in expected]:
         return batch[0]
     raise ConfigError(
-        f"an observation must be {_spell(specs)}, or a batch of B with [B, ...], but it has the "
+        f"an observation must be {describe(specs)}, or a batch of B with [B, ...], but it has the "
         f"shape {', '.join(map(str, shapes))}."
     )
-
-
-def _spell(specs: PyTree) -> str:
-    texts = jax.tree.map(lambda spec: f"{spec.dtype}{list(spec.shape)}", specs)
-    return str(texts).replace("'", "")
 
 
 def from_start(specs: PyTree, observation: PyTree) -> PyTree:

@@ -133,17 +133,16 @@ class Buffer:
 
         flag: Any = ArraySpec((), jnp.bool_)
         number: Any = ArraySpec(())
-        step = Step(
-            TimeStep(self._frames, number, number, flag, flag), action_struct(self.spec), extras
-        )
+        timestep = TimeStep(self._frames, number, number, flag, flag)
+        step = Step(timestep, action_struct(self.spec), extras)
         num_starts = ring_size // self.stride
         priorities = None
         if self.config.prioritized:
             priorities = Priorities(sum_tree.empty(num_envs, num_starts), jnp.ones(num_envs))
         steps = jax.tree.map(zeros(num_envs, ring_size), step)
-        steps = _with_observation(steps, jax.tree.map(to_stored, steps.timestep.observation))
+        stored = jax.tree.map(to_stored, steps.timestep.observation)
         return ReplayState(
-            steps=steps,
+            steps=steps.with_timestep(observation=stored),
             frame_source=self._map_stacks(
                 lambda _: jnp.zeros((num_envs, ring_size), jnp.uint8), lambda: ()
             ),
@@ -181,11 +180,11 @@ class Buffer:
         start = position // self.stride
         rings = state.steps.timestep.observation
         rings = jax.tree.map(write, rings, jax.tree.map(to_stored, frames))
-        without_frames = (_with_observation(x, ()) for x in (state.steps, steps))
+        without_frames = (x.with_timestep(observation=()) for x in (state.steps, steps))
         num_added, turns = state.num_added + T, _MANY // 2 // ring_size
         state = dataclasses.replace(
             state,
-            steps=_with_observation(jax.tree.map(write, *without_frames), rings),
+            steps=jax.tree.map(write, *without_frames).with_timestep(observation=rings),
             frame_source=jax.tree.map(write, state.frame_source, frame_source),
             last_stack=self._map_stacks(lambda _, x: x[-1], lambda _: (), observation),
             carry=jax.tree.map(lambda ring, x: ring.at[:, start].set(x), state.carry, carry),
@@ -289,14 +288,14 @@ class Buffer:
         """Return samples `[L - 1, N, ...]` from the given rows and starts."""
         times = (starts * self.stride)[None] + jnp.arange(self.length)[:, None]  # [L, N]
         observation = self._observation(state, rows, times)
-        steps = jax.tree.map(lambda x: _read(x, rows, times), _with_observation(state.steps, ()))
+        without_frames = state.steps.with_timestep(observation=())
+        steps = jax.tree.map(lambda x: _read(x, rows, times), without_frames)
         signals = steps.timestep
         # Mask the last step of an episode that was lost.
         next_signals = jax.tree.map(lambda x: x[1:], signals)
         is_lost = next_signals.begins_after_loss(signals.last[:-1])
         last = signals.last.at[:-1].set(signals.last[:-1] | is_lost)
-        timesteps = dataclasses.replace(signals, observation=observation, last=last)
-        steps = dataclasses.replace(steps, timestep=timesteps)
+        steps = steps.with_timestep(observation=observation, last=last)
         return Trajectory(
             steps=jax.tree.map(lambda x: x[:-1], steps),
             final=jax.tree.map(lambda x: x[-1], steps.timestep),
@@ -363,11 +362,6 @@ class Buffer:
         source = state.steps.timestep.observation
         readers = jax.tree.map(lambda *x: partial(read, *x), source, self._frames)
         return self._map_stacks(stack, lambda x, _: x(0), readers, state.frame_source)
-
-
-def _with_observation(steps: Step, observation: PyTree) -> Step:
-    timestep = dataclasses.replace(steps.timestep, observation=observation)
-    return dataclasses.replace(steps, timestep=timestep)
 
 
 def _ring_size(state: ReplayState) -> int:

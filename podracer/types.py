@@ -74,6 +74,10 @@ class Step:
     extras: PyTree
     """What `Agent.act` keeps for `Agent.learn`, such as log-probabilities, `[*b, ...]`."""
 
+    def with_timestep(self, **changes: Any) -> Step:
+        """Return the step with other fields of its timestep."""
+        return dataclasses.replace(self, timestep=dataclasses.replace(self.timestep, **changes))
+
 
 @struct
 class Trajectory:
@@ -110,9 +114,8 @@ class Trajectory:
             expected = f"{[length + 1, *rows]} as timesteps().reward is"
             raise ConfigError(f"with_rewards needs {expected}, not {list(rewards.shape)}.")
         rewards = rewards.astype(self.final.reward.dtype)
-        timestep = dataclasses.replace(self.steps.timestep, reward=rewards[:-1])
+        steps = self.steps.with_timestep(reward=rewards[:-1])
         final = dataclasses.replace(self.final, reward=rewards[-1])
-        steps = dataclasses.replace(self.steps, timestep=timestep)
         return dataclasses.replace(self, steps=steps, final=final)
 
     def transitions(
@@ -280,13 +283,11 @@ class Continuous:
     @classmethod
     def within(cls, low: np.ndarray, high: np.ndarray) -> Continuous:
         """Return the box in float32 of bounds `[size]` with more digits: none is outside of it."""
-        sides: list[np.ndarray] = []
-        for bounds, inward, exceeds in ((low, np.inf, np.less), (high, -np.inf, np.greater)):
-            with np.errstate(over="ignore"):
-                rounded = bounds.astype(np.float32)
-            is_outside = exceeds(rounded, bounds)
-            sides.append(np.where(is_outside, np.nextafter(rounded, np.float32(inward)), rounded))
-        return cls(tuple(sides[0].tolist()), tuple(sides[1].tolist()))
+        with np.errstate(over="ignore"):
+            lowest, highest = low.astype(np.float32), high.astype(np.float32)
+        lowest = np.where(lowest < low, np.nextafter(lowest, np.float32(np.inf)), lowest)
+        highest = np.where(highest > high, np.nextafter(highest, np.float32(-np.inf)), highest)
+        return cls(tuple(lowest.tolist()), tuple(highest.tolist()))
 
     @property
     def size(self) -> int:
@@ -335,17 +336,21 @@ class EnvironmentSpec:
     @property
     def spaces(self) -> str:
         """Observations and actions in words: `float32[4], Discrete(num_actions=2, start=0)`."""
-
-        def text(leaf: ArraySpec) -> str:
-            values = f" of {leaf.num_values} values" if leaf.num_values else ""
-            return f"{leaf.dtype}{list(leaf.shape)}{values}"
-
-        observation = str(jax.tree.map(text, self.observation)).replace("'", "")
-        return f"{observation}, {self.action}"
+        return f"{describe(self.observation)}, {self.action}"
 
     def __hash__(self) -> int:
         leaves, structure = jax.tree.flatten(self.observation)
         return hash((self.name, tuple(leaves), structure, self.action))
+
+
+def describe(observation: PyTree) -> str:
+    """Return the specification of an observation in words, such as `float32[4]`."""
+
+    def text(leaf: ArraySpec) -> str:
+        values = f" of {leaf.num_values} values" if leaf.num_values else ""
+        return f"{leaf.dtype}{list(leaf.shape)}{values}"
+
+    return str(jax.tree.map(text, observation)).replace("'", "")
 
 
 def select(observation: PyTree, keys: tuple[str, ...]) -> PyTree:

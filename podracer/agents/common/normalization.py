@@ -29,13 +29,9 @@ def normalized_by_actor(moments: Moments, trajectory: Trajectory) -> Trajectory:
     Acting keeps them in its extras as `observation`: its moments may be older than the learner's,
     `moments`, which normalize the final observation, since acting has not seen it.
     """
-    steps = trajectory.steps
-    timestep = dataclasses.replace(steps.timestep, observation=steps.extras["observation"])
-    return dataclasses.replace(
-        trajectory,
-        steps=dataclasses.replace(steps, timestep=timestep),
-        final=normalize_observation(moments, trajectory.final),
-    )
+    steps = trajectory.steps.with_timestep(observation=trajectory.steps.extras["observation"])
+    final = normalize_observation(moments, trajectory.final)
+    return dataclasses.replace(trajectory, steps=steps, final=final)
 
 
 def update_moments(moments: Moments, trajectory: Trajectory, axis: str | None) -> Moments:

@@ -234,8 +234,8 @@ class ActorFunctions:
         trajectory = Trajectory(steps, final, start.carry, buffer.carry)
         episodes = count_episodes(start.episodes, trajectory)
         is_lost = trajectory.next_timesteps().begins_after_loss(timesteps.last)
-        cut = dataclasses.replace(timesteps, last=timesteps.last | is_lost)
-        trajectory = dataclasses.replace(trajectory, steps=dataclasses.replace(steps, timestep=cut))
+        steps = steps.with_timestep(last=timesteps.last | is_lost)
+        trajectory = dataclasses.replace(trajectory, steps=steps)
         masked = timesteps.first & timesteps.last
         all_rows = TrajectoryShard(trajectory, episodes, start.stacks, sources, masked)
         width = self.num_envs // num_learners
