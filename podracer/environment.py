@@ -150,12 +150,10 @@ class Features:
     """A line on the first fault of each kind since the batch was made."""
 
 
-_FEATURES = tuple(field.name for field in dataclasses.fields(Features))
-
-
 def features(environment: Any) -> Features:
     """Return the optional features of an environment, a factory of environments or a batch."""
-    values = {name: getattr(environment, name, None) for name in _FEATURES}
+    names = (field.name for field in dataclasses.fields(Features))
+    values = {name: getattr(environment, name, None) for name in names}
     return Features(**{name: value for name, value in values.items() if value is not None})
 
 

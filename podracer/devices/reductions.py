@@ -143,16 +143,16 @@ def global_grad_in_blocks(
     blocks = split_evenly(indices, indices_in_cache if is_for("cpu") else indices.shape[0])
     count = blocks.shape[0]
     block_grad = partial(_grad_of_total(loss, is_all=axis is None and count == 1), params)
-    if count == 1:
-        grads, (share, aux) = global_mean(block_grad(blocks[0]), axis)
-        return _divided(grads, share), aux
 
     def add(total: PyTree, block: jax.Array) -> tuple[PyTree, None]:
         return jax.tree.map(lambda t, x: t + x / count, total, block_grad(block)), None
 
-    shapes = jax.eval_shape(block_grad, blocks[0])
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    grads, (share, aux) = global_mean(jax.lax.scan(add, zeros, blocks)[0], axis)
+    if count == 1:
+        mean = block_grad(blocks[0])
+    else:
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(block_grad, blocks[0]))
+        mean, _ = jax.lax.scan(add, zeros, blocks)
+    grads, (share, aux) = global_mean(mean, axis)
     return _divided(grads, share), aux
 
 

@@ -111,7 +111,7 @@ def average_states(averaging: Averaging, tree: PyTree, is_sound: jax.Array, mesh
     def average_all(x: jax.Array, is_sound: jax.Array) -> jax.Array:
         # Whole on each device, so that the sum's order does not depend on their number.
         is_sound = jax.lax.with_sharding_constraint(is_sound, whole)
-        sound = _like(is_sound, x)
+        sound = jnp.expand_dims(is_sound, range(1, x.ndim))
         summands = jax.lax.with_sharding_constraint(jnp.where(sound, x, 0), whole)
         # Behind a barrier, or each device would sum its own pods first.
         summands = jax.lax.optimization_barrier(summands)
@@ -120,7 +120,8 @@ def average_states(averaging: Averaging, tree: PyTree, is_sound: jax.Array, mesh
 
     def average_pairs(x: jax.Array, is_sound: jax.Array) -> jax.Array:
         values, sound = (jnp.roll(y, 1, axis=0) for y in (x, is_sound))  # those one pod before
-        return jnp.where(_like(is_sound & sound, x), 0.5 * (x + values), x)
+        both_sound = jnp.expand_dims(is_sound & sound, range(1, x.ndim))
+        return jnp.where(both_sound, 0.5 * (x + values), x)
 
     def average(x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -129,8 +130,3 @@ def average_states(averaging: Averaging, tree: PyTree, is_sound: jax.Array, mesh
         return jax.lax.with_sharding_constraint(meet(x, is_sound), sharded)
 
     return jax.tree.map(average, tree)
-
-
-def _like(flags: jax.Array, x: jax.Array) -> jax.Array:
-    """Return bools `[P]` with as many axes as `x`, `[P, ...]`."""
-    return flags.reshape(flags.shape + (1,) * (x.ndim - 1))

@@ -114,6 +114,7 @@ def make_convolutions(
             "[H, W, C]."
         )
     layers, finish = [], Normalized if config.layer_norm else lambda layer: layer
+    keys = jax.random.split(key, len(config.channels))
     if isinstance(config, CNN):
         counts = [len(x) for x in (config.channels, config.kernels, config.strides)]
         if len(set(counts)) > 1:
@@ -121,7 +122,6 @@ def make_convolutions(
                 "channels, kernels and strides must be equally many, but are "
                 f"{counts[0]}, {counts[1]} and {counts[2]}."
             )
-        keys = jax.random.split(key, len(config.channels))
         for outputs, size, stride, k in zip(
             config.channels, config.kernels, config.strides, keys, strict=True
         ):
@@ -131,19 +131,17 @@ def make_convolutions(
         if height < 1 or width < 1:
             raise ConfigError(f"{config} leaves nothing of a {shape} image, [H, W, C].")
     else:
-        for outputs, stage in zip(
-            config.channels, jax.random.split(key, len(config.channels)), strict=True
-        ):
-            key, *keys = jax.random.split(stage, 1 + 2 * config.blocks)
+        for outputs, stage in zip(config.channels, keys, strict=True):
+            key, *block_keys = jax.random.split(stage, 1 + 2 * config.blocks)
 
             def make(key: jax.Array, outputs: int = outputs) -> Convolution:
                 return Convolution(outputs, outputs, 3, 1, True, key=key)
 
             convs = [Convolution(channels, outputs, 3, 1, True, key=key)]
             if config.blocks < SCANNED_BLOCKS:
-                convs += [make(k) for k in keys]
+                convs += [make(k) for k in block_keys]
             else:
-                convs += [eqx.filter_vmap(make)(jnp.stack(keys[i::2])) for i in (0, 1)]
+                convs += [eqx.filter_vmap(make)(jnp.stack(block_keys[i::2])) for i in (0, 1)]
             layers.append(tuple(finish(conv) for conv in convs))
             if config.pool:
                 height, width = (height + 1) // 2, (width + 1) // 2
