@@ -141,12 +141,10 @@ class Method:
         noise, *noises = jax.random.split(key, (3, 1)) if settings.noisy else [None] * 3
         outputs = self.outputs(params, transition.timestep, noise)
         prediction = value_based.gather_action(outputs, transition.action)
-        returns, next_values = jax.lax.stop_gradient(
-            self.targets(params, target_params, transition, noises)
-        )
-        losses, priorities = value.loss(
-            prediction, next_values, returns, transition.bootstrap_discount
-        )
+        targets = self.targets(params, target_params, transition, noises)
+        returns, next_values = jax.lax.stop_gradient(targets)
+        discounts = transition.bootstrap_discount
+        losses, priorities = value.loss(prediction, next_values, returns, discounts)
         loss = mean_of(transition.weight * losses, transition.mask)
         metrics = {"loss": loss, "q": mean_of(value.mean(prediction), transition.mask)}
         return loss, (metrics, jax.lax.stop_gradient(transition.mask * priorities))

@@ -62,13 +62,11 @@ class Impala(VtraceSettings):
         log_prob = policy.log_prob(behavior["sample"])
         ratio = jnp.exp(log_prob - behavior["log_prob"])
         baseline, ratio = jax.lax.stop_gradient((values, ratio))
-        rewards, discounts, valid = trajectory.transitions(self.discount)
+        transitions, valid = trajectory.transitions(self.discount), trajectory.valid()
         corrected = returns.vtrace(
             baseline[:-1],
             baseline[1:],
-            rewards,
-            discounts,
-            valid,
+            *transitions,
             ratio,
             lambda_=self.trace_lambda,
             clip_rho=self.clip_rho,

@@ -137,14 +137,9 @@ class _MuZero:
         key = key if explore else jax.random.key(0)  # the best action ignores its key
         # Another key than those that mctx splits it into, 0 and 1.
         root = model.root(params, observation, jax.random.fold_in(key, 2))
+        step = partial(model.step, self.next_discount)
         index, policy, value = gumbel.gumbel_search(
-            params,
-            key,
-            root,
-            partial(model.step, self.next_discount),
-            observation,
-            settings,
-            explore=explore,
+            params, key, root, step, observation, settings, explore=explore
         )
         samples = root.embedding[1]
         extras = {"policy": policy, "value": value, **jax.tree.map(lambda x: x[0], samples)}
@@ -222,7 +217,6 @@ class _MuZero:
             values: jax.Array = trajectory.steps.extras["value"]
         else:
             values = jax.vmap(partial(self.model.value, target_params))(timesteps.observation)
-        rewards, discounts, valid = (
-            x[: settings.unroll_steps + n] for x in trajectory.transitions(settings.discount)
-        )
-        return returns.n_step_targets(values, rewards, discounts, valid, n)
+        count = settings.unroll_steps + n
+        transitions = jax.tree.map(lambda x: x[:count], trajectory.transitions(settings.discount))
+        return returns.n_step_targets(values, *transitions, n=n)

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from podracer.agent import DEFAULT_CONTEXT, Agent, Context
-from podracer.agents.common import off_policy, recurrent, value_based
-from podracer.agents.common.off_policy import TargetNetworkOptimizer
+from podracer.agents.common import recurrent, value_based
+from podracer.agents.common.off_policy import TargetNetworkOptimizer, learn_from_replay
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.settings import QLearningSettings, build_optimizer
 from podracer.devices.reductions import MaskedMean, mean_of
@@ -141,9 +141,7 @@ class _R2D2:
         recurrent.check_rollout(self.buffer.stride, trajectory)
         update = partial(self.optimizer.update, self.loss, axis)
         carry = stored_carry(trajectory.carry)
-        return off_policy.learn_from_replay(
-            self.buffer, update, state, trajectory, key, axis, carry
-        )
+        return learn_from_replay(self.buffer, update, state, trajectory, key, axis, carry)
 
     def loss(
         self, params: Params, target_params: Params, sample: Sample, key: jax.Array
@@ -159,17 +157,15 @@ class _R2D2:
         next_values = value_based.at_action(target_q, jnp.argmax(q, axis=-1))
         next_values = unsquash(next_values) if settings.rescale_values else next_values
 
-        rewards, discounts, valid = trajectory.transitions(settings.discount)
         start = settings.burn_in_length
-        targets = returns.n_step_targets(
-            next_values, rewards[start:], discounts[start:], valid[start:], settings.n_step
-        )
+        transitions = jax.tree.map(lambda x: x[start:], trajectory.transitions(settings.discount))
+        targets = returns.n_step_targets(next_values, *transitions, n=settings.n_step)
         targets = squash(targets) if settings.rescale_values else targets
 
         learned = slice(start, start + settings.unroll_length)
         action = trajectory.steps.action[learned]
         predictions = value_based.at_action(q[: settings.unroll_length], action)
-        mask = valid[learned].astype(jnp.float32)
+        mask = trajectory.valid()[learned].astype(jnp.float32)
         td_error = mask * (jax.lax.stop_gradient(targets) - predictions)
         losses = jnp.sum(0.5 * td_error**2, axis=0)
         loss = MaskedMean(jnp.mean(sample.weights * losses), jnp.mean(mask))
@@ -182,10 +178,8 @@ class _R2D2:
         """Return action values `[unroll + n, N, A]` after the burn-in, which gets no gradient."""
         memory, last_action = trajectory.carry
         last_actions = jnp.concatenate([last_action[None], trajectory.steps.action])
-        inputs = (trajectory.timesteps(), last_actions)
-        return recurrent.unroll(
-            partial(self.q_values, params), memory, inputs, self.settings.burn_in_length
-        )
+        inputs, q_values = (trajectory.timesteps(), last_actions), partial(self.q_values, params)
+        return recurrent.unroll(q_values, memory, inputs, self.settings.burn_in_length)
 
     def q_values(
         self, params: Params, memory: PyTree, timesteps: TimeStep, last_actions: jax.Array

@@ -81,13 +81,12 @@ def permutation(key: jax.Array, n: int) -> UInt32[Array, "n"]:
             x = x ^ (x >> shift)
         return x
 
-    def walk(x: jax.Array) -> jax.Array:
-        return jax.lax.while_loop(
-            lambda x: jnp.any(x >= n), lambda x: jnp.where(x >= n, mix(x), x), x
-        )
-
     items = mix(jnp.arange(n, dtype=jnp.uint32))
-    return items if n == 1 << bits else walk(items)
+    if n == 1 << bits:
+        return items
+    return jax.lax.while_loop(
+        lambda x: jnp.any(x >= n), lambda x: jnp.where(x >= n, mix(x), x), items
+    )
 
 
 def take(batch: PyTree, items: UInt32[Array, "*m"]) -> PyTree:

@@ -8,6 +8,7 @@ Source: Xu et al. 2018, "Meta-Gradient Reinforcement Learning" (arXiv 1805.09801
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -123,9 +124,7 @@ def meta_grad(
     step = jax.checkpoint(update) if recompute else update
 
     def loss(meta: Params) -> tuple[jax.Array, PyTree]:
-        new_learner, aux = jax.lax.scan(
-            lambda learner, batch: step(meta, learner, batch), learner, batches
-        )
+        new_learner, aux = jax.lax.scan(partial(step, meta), learner, batches)
         value, info = objective(meta, new_learner, aux)
         return value, (new_learner, info)
 

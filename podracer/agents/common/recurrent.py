@@ -142,9 +142,8 @@ def windows(sample: Sample, recurrence: Recurrence, num_transitions: int) -> Sam
     positions -= start * positions.shape[1]
     timesteps = dataclasses.replace(timesteps, observation=positions)
     timesteps = jax.tree.map(lambda x: cut(x, times), timesteps)
-    steps = Step(
-        jax.tree.map(lambda x: x[:-1], timesteps), cut(trajectory.steps.action, times[:-1]), ()
-    )
+    action = cut(trajectory.steps.action, times[:-1])
+    steps = Step(jax.tree.map(lambda x: x[:-1], timesteps), action, ())
     final = jax.tree.map(lambda x: x[-1], timesteps)
     weights, rows, starts = (
         jnp.tile(x, recurrence.unroll_length) for x in (sample.weights, sample.rows, sample.starts)

@@ -363,13 +363,9 @@ class MetaTraining(abc.ABC):
         def loss(params: Params) -> tuple[jax.Array, jax.Array]:
             values = map_lifetimes(apply, params, (data.observation, data.first))[..., 0]
             constants = jax.lax.stop_gradient(values)
+            transitions = (data.reward, settings.discount * data.discount, data.valid)
             advantages = generalized_advantages(
-                constants[:-1],
-                constants[1:],
-                data.reward,
-                settings.discount * data.discount,
-                data.valid,
-                settings.gae_lambda,
+                constants[:-1], constants[1:], *transitions, settings.gae_lambda
             )
             errors = data.valid * (constants[:-1] + advantages - values[:-1])
             return 0.5 * jnp.sum(lifetime_means(errors**2, lifetimes)), advantages

@@ -282,9 +282,8 @@ class _Disco:
         """Add the rollout to the replay, and update on samples of rollouts."""
         recurrent.check_rollout(self.buffer.length, trajectory)
         update = partial(self.update, axis=axis)
-        carry = trajectory.carry
         return off_policy.learn_from_replay(
-            self.buffer, update, state, trajectory, key, axis, carry
+            self.buffer, update, state, trajectory, key, axis, trajectory.carry
         )
 
     def update(
@@ -311,15 +310,9 @@ class _Disco:
         targets, memory_inputs = apply_rule(
             state.rule, state.memory, data, outputs, target_outputs, values.normalized(moments)
         )
+        constants = (outputs.policy[1:], targets, values.targets, data, weights, support)
         output_grads, metrics = jax.grad(student_loss, has_aux=True)(
-            outputs,
-            outputs.policy[1:],
-            targets,
-            values.targets,
-            data,
-            weights,
-            support,
-            settings.value_cost,
+            outputs, *constants, settings.value_cost
         )
         (grads,) = pullback(output_grads)
         memory_input = jnp.mean(weights[..., None] * memory_inputs, axis=(0, 1))
