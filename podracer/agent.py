@@ -102,11 +102,9 @@ class Agent(NotPickled):
     Replace it wherever you replace `act`."""
     rule: Rule | None = None
     """Update rule that the agent learns instead of a policy."""
-    groups: Mapping[str, tuple[str, ...]] = dataclasses.field(
-        default_factory=dict[str, tuple[str, ...]], hash=False
-    )
+    groups: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, hash=False)
     """Keys of the observation that the policy (`actor`) and critics (`critic`) see; {} for all."""
-    agents: Mapping[str, Agent] = dataclasses.field(default_factory=dict[str, Any], hash=False)
+    agents: Mapping[str, Agent] = dataclasses.field(default_factory=dict, hash=False)
     """Agents that act together in one environment, by name; so are their states in `shared`."""
 
     @property

@@ -148,9 +148,8 @@ def make_initial_state(
         env = eqx.combine(blueprint.environment, env)
     indices = jnp.arange(config.num_envs, dtype=jnp.uint32)
     start = jnp.zeros(1, jnp.uint32)
-    reset_keys = rollout.environment_keys(
-        rollout.purpose_key(key, rollout.Purpose.RESET), indices, start
-    )[0]
+    reset_key = rollout.purpose_key(key, rollout.Purpose.RESET)
+    reset_keys = rollout.environment_keys(reset_key, indices, start)[0]
     return TrainState(
         learner=agent.init(rollout.purpose_key(key, rollout.Purpose.INIT), config.num_envs),
         actor=() if env is None else rollout.init_actor(agent, env, reset_keys),

@@ -44,9 +44,8 @@ class Pendulum:
 
     @property
     def spec(self) -> EnvironmentSpec:
-        return EnvironmentSpec(
-            "pendulum", ArraySpec((3,)), Continuous((-MAX_TORQUE,), (MAX_TORQUE,))
-        )
+        torque = Continuous((-MAX_TORQUE,), (MAX_TORQUE,))
+        return EnvironmentSpec("pendulum", ArraySpec((3,)), torque)
 
     def reset(self, key: jax.Array) -> tuple[PendulumState, TimeStep]:
         word = jax.random.bits(key)  # 16 bits for each: a second word would double the cost

@@ -232,9 +232,8 @@ class Worlds:
         reward += jnp.where(world.noisy, jnp.where(chance[-1] < 0.5, 1.0, -1.0), 0.0)
         is_chain_end = time == world.length
         reward = jnp.where(is_chain_end, jnp.where(branch == world.good, 1.0, -1.0), reward)
-        terminal = ~cut & (
-            is_chain_end | (chance[-2] < jnp.sum(jnp.where(is_collected, world.ends, 0.0)))
-        )
+        end_chance = jnp.sum(jnp.where(is_collected, world.ends, 0.0))
+        terminal = ~cut & (is_chain_end | (chance[-2] < end_chance))
 
         begins = terminal | cut
         occupied = jnp.append(state.objects, cell)
@@ -294,9 +293,8 @@ class Worlds:
         if not table.types:
             return world.start, world.cells
         cells = jnp.arange(len(words))
-        free = ~_unpacked(world.walls, len(cells)) & jnp.all(
-            cells[:, None] != occupied[None], axis=1
-        )
+        is_empty = jnp.all(cells[:, None] != occupied[None], axis=1)
+        free = ~_unpacked(world.walls, len(cells)) & is_empty
         random_cells = _free_cells(words, free, table.objects + 1)
         start = jnp.where(world.roams, random_cells[0], world.start)
         return start, jnp.where(world.roams & (world.cells >= 0), random_cells[1:], world.cells)

@@ -174,10 +174,8 @@ class AtariBatch:
             env.send(action[rows])
         parts = [env.recv() for _, env in self._vectors.values()]
         parts = [(*part[:4], part[4]["lives"]) for part in parts]
-        observation, reward, terminal, timeout, lives = self._join(parts)
-        return self._timesteps.after_step(
-            self._observation(observation), reward, terminal, timeout, lives
-        )
+        pictures, *signals = self._join(parts)
+        return self._timesteps.after_step(self._observation(pictures), *signals)
 
     def close(self) -> None:
         self._vectors = {}  # destructors join the threads
@@ -316,6 +314,5 @@ def game_actions(game: str, full: bool) -> tuple[str, ...]:
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # it prints a greeting to stderr
     ale = ale_py.ALEInterface()
     ale.loadROM(str(roms.get_rom_path(game)))
-    return tuple(
-        action.name for action in (ale.getLegalActionSet() if full else ale.getMinimalActionSet())
-    )
+    actions = ale.getLegalActionSet() if full else ale.getMinimalActionSet()
+    return tuple(action.name for action in actions)

@@ -65,10 +65,9 @@ class DeviceBatch:
         return jax.device_get(timestep)
 
     def step(self, action: np.ndarray) -> TimeStep:
+        steps = np.uint32(self._steps)
         with jax.default_device(self._device):
-            self._state, timestep = self._step(
-                self._keys, np.uint32(self._steps), self._state, action
-            )
+            self._state, timestep = self._step(self._keys, steps, self._state, action)
         self._steps += 1
         return jax.device_get(timestep)
 
