@@ -126,18 +126,14 @@ class _Stacx:
         losses, _ = self.losses(policy, values, trajectory, self.outer_hyperparams())
         divergence = mean_of(old_policy.divergence(policy), trajectory.valid()[:, None])
         outer_loss = losses.total[0] + self.settings.kl_cost * divergence.total
-        outer_metrics = {
-            "outer_loss": MaskedMean(outer_loss, divergence.share),
-            "policy_change": divergence,
-        }
-        return outer_loss, {**metrics, **outer_metrics}
+        metrics["outer_loss"] = MaskedMean(outer_loss, divergence.share)
+        return outer_loss, {**metrics, "policy_change": divergence}
 
     def unroll(self, params: Params, rollout: Trajectory) -> tuple[ActionDistribution, jax.Array]:
         """Return the policies `[T, H, B]` and the values `[T+1, H, B]` of all heads."""
         timesteps = rollout.timesteps()
-        outputs, _ = self.model.network.apply(
-            params, rollout.carry, timesteps.observation, timesteps.first
-        )
+        inputs = (timesteps.observation, timesteps.first)
+        outputs, _ = self.model.network.apply(params, rollout.carry, *inputs)
         suffixes = actor_critic.head_suffixes(self.settings.num_heads)
         policies = jnp.stack([outputs["policy" + s][:-1] for s in suffixes], axis=1)
         values = jnp.stack([outputs["value" + s][..., 0] for s in suffixes], axis=1)

@@ -129,16 +129,14 @@ class _PlaneLayers(eqx.Module):
         self.planes = tuple(name for name, head in heads.items() if isinstance(head, Planes))
         self.convolutions, self.shape = make_convolutions(config.torso, input_shape, key)
         height, width, channels = self.shape
-        reduced = min(channels, HEAD_PLANES)
+        reduced, layer_norm = min(channels, HEAD_PLANES), config.torso.layer_norm
         self.reductions, self.heads = {}, {}
         for (name, head), reduction_key, head_key in zip(
             heads.items(), head_keys[::2], head_keys[1::2], strict=True
         ):
             if isinstance(head, Head):
                 reduction = Convolution(channels, reduced, 1, 1, True, key=reduction_key)
-                self.reductions[name] = (
-                    Normalized(reduction) if config.torso.layer_norm else reduction
-                )
+                self.reductions[name] = Normalized(reduction) if layer_norm else reduction
                 head = dataclasses.replace(head, hidden=config.hidden + head.hidden)
                 self.heads[name] = HeadLayers(height * width * reduced, head, key=head_key)
 

@@ -86,10 +86,8 @@ def _with_free_std(network: Network, policies: Sequence[str], size: int) -> Netw
     """
 
     def init(key: jax.Array) -> Params:
-        return {
-            "network": network.init(key),
-            "log_std": {name: jnp.zeros(size) for name in policies},
-        }
+        log_std = {name: jnp.zeros(size) for name in policies}
+        return {"network": network.init(key), "log_std": log_std}
 
     def apply(params: Params, carry: Carry, observation: PyTree, first: jax.Array):
         outputs, carry = network.apply(params["network"], carry, observation, first)
@@ -178,9 +176,8 @@ class ActorCritic:
             values = jnp.concatenate([extras["value"], last_value[None]])
             return policy(self.space, extras["policy"]), values
         timesteps = trajectory.timesteps()
-        outputs, _ = self.network.apply(
-            params, trajectory.carry, timesteps.observation, timesteps.first
-        )
+        inputs = (timesteps.observation, timesteps.first)
+        outputs, _ = self.network.apply(params, trajectory.carry, *inputs)
         return policy(self.space, outputs["policy"][:-1]), outputs["value"][..., 0]
 
 

@@ -50,10 +50,8 @@ def build(
     """Return an actor-critic with the functions `init` and `learn` of a method."""
     model = actor_critic.build(settings, spec, num_heads=num_heads)
     # With a derivative where gradients are 0.
-    optimizer = optax.chain(
-        clip_by_global_norm(settings.max_gradient_norm),
-        settings.optimizer.build(root_epsilon=1e-10),
-    )
+    clip = clip_by_global_norm(settings.max_gradient_norm)
+    optimizer = optax.chain(clip, settings.optimizer.build(root_epsilon=1e-10))
     agent = method(settings, model, ScheduledOptimizer(optimizer, settings.learning_rate))
     functions = {"init": agent.init, "act": model.act_with_log_prob, "learn": agent.learn}
     return Agent.of(model, spec, groups=model.groups, **functions)

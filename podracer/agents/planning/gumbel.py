@@ -79,7 +79,8 @@ def gumbel_search(
     with mctx's 1e-8 even the smallest differences are stretched to it.
     """
     mask = action_mask(observation)
-    policy_output = mctx.gumbel_muzero_policy(
+    qtransform = partial(mctx.qtransform_completed_by_mix_value, epsilon=settings.min_value_range)
+    policy_output: Any = mctx.gumbel_muzero_policy(
         params,
         key,
         root,
@@ -88,15 +89,10 @@ def gumbel_search(
         invalid_actions=None if mask is None else ~mask & jnp.any(mask, axis=-1, keepdims=True),
         max_num_considered_actions=settings.max_considered_actions,
         gumbel_scale=1.0 if explore else 0.0,
-        qtransform=partial(
-            mctx.qtransform_completed_by_mix_value, epsilon=settings.min_value_range
-        ),
+        qtransform=qtransform,
     )
-    value = policy_output.search_tree.summary().value
-    action, policy, value = jax.tree.map(
-        lambda x: x[0], (policy_output.action, policy_output.action_weights, value)
-    )
-    return action.astype(jnp.int32), policy, value
+    value = policy_output.search_tree.summary().value[0]
+    return policy_output.action[0].astype(jnp.int32), policy_output.action_weights[0], value
 
 
 def reanalyze(

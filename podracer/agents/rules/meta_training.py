@@ -306,14 +306,9 @@ class MetaTraining(abc.ABC):
             value = self.meta_loss(students, aux, data, advantages, weights)
             return value, value
 
-        grads, (_, value) = meta_grad(
-            self.update_students,
-            loss,
-            rule,
-            batch.students,
-            to_rollouts(batch.window),
-            recompute=self.settings.recompute,
-        )
+        arguments = (loss, rule, batch.students, to_rollouts(batch.window))
+        recompute = self.settings.recompute
+        grads, (_, value) = meta_grad(self.update_students, *arguments, recompute=recompute)
         by_task = batch.is_whole[:, None] * jax.nn.one_hot(batch.task, len(self.groups.tasks))
         rollout = batch.rollout
         terms = (rollout.valid * rollout.reward, rollout.valid)
