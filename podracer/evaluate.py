@@ -229,21 +229,17 @@ def play_episodes(
         action, actor = advance(agent, env, rule, params, actor, key, indices, t)
         finished = (actor.episodes.count == 1) & ~played.is_over
         # The totals still hold only the first episode when it has just ended.
-        return (
-            t + 1,
-            actor,
-            Episodes(
-                jnp.where(finished, actor.episodes.total_return, played.returns),
-                jnp.where(finished, actor.episodes.total_length, played.lengths),
-                played.is_over | finished,
-                jnp.where(played.is_over, played.actions, _hash(played.actions, action)),
-                played.stuck | (stuck & ~played.is_over),
-            ),
+        played = Episodes(
+            jnp.where(finished, actor.episodes.total_return, played.returns),
+            jnp.where(finished, actor.episodes.total_length, played.lengths),
+            played.is_over | finished,
+            jnp.where(played.is_over, played.actions, _hash(played.actions, action)),
+            played.stuck | (stuck & ~played.is_over),
         )
+        return t + 1, actor, played
 
-    actor = rollout.init_actor(
-        agent, env, episode_keys(key, rollout.Purpose.RESET, indices, jnp.uint32(0))
-    )
+    reset_keys = episode_keys(key, rollout.Purpose.RESET, indices, jnp.uint32(0))
+    actor = rollout.init_actor(agent, env, reset_keys)
     zeros, false = jnp.zeros(episodes), jnp.zeros(episodes, bool)
     played = Episodes(zeros, zeros.astype(jnp.int32), false, zeros.astype(jnp.uint32), false)
     _, actor, played = jax.lax.while_loop(

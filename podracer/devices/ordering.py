@@ -172,12 +172,8 @@ def _scan(equation: JaxprEqn, token: jax.Array, operands: Values) -> tuple[jax.A
         token, outputs = _evaluate(params["jaxpr"], token, (*consts, *carry, *row))
         return (token, outputs[:num_carry]), outputs[num_carry:]
 
-    (token, carry), rows = jax.lax.scan(
-        step,
-        (token, carry),
-        arrays,
-        **{name: params[name] for name in ("length", "reverse", "unroll")},
-    )
+    options = {name: params[name] for name in ("length", "reverse", "unroll")}
+    (token, carry), rows = jax.lax.scan(step, (token, carry), arrays, **options)
     return token, [*carry, *rows]
 
 

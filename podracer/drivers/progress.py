@@ -96,14 +96,8 @@ def reduce_metrics(
 
     Two all-reduces: one of integers, one of floats.
     """
-    integers = jnp.stack(
-        [
-            sums["frames"],
-            jnp.sum(episodes.count),
-            jnp.int32(request == Request.CHUNK_END.value),
-            jnp.int32(request == Request.UPDATE_END.value),
-        ]
-    )
+    ends = (request == kind.value for kind in (Request.CHUNK_END, Request.UPDATE_END))
+    integers = jnp.stack([sums["frames"], jnp.sum(episodes.count), *map(jnp.int32, ends)])
     integers = jax.lax.psum(integers, axis) if axis else integers
     frames, count, chunk_ends, update_ends = integers
     sums = {name: metric for name, metric in sums.items() if name != "frames"}

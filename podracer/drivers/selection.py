@@ -303,15 +303,13 @@ def select_pods(
     if isinstance(selection.rule, PopulationBased):
         explored = selection.rule.perturb(values, draws[:, 1:].reshape(len(numbers), -1, 3))
         values = {name: jnp.where(changed, explored[name], x) for name, x in values.items()}
-    return (
-        dataclasses.replace(
-            parent_states.with_shared(shared),
-            hyperparameters=values,
-            score=jnp.where(changed, scores[parents].mean(axis=1), states.score),
-            key=jnp.where(changed, new_keys, states.key),
-        ),
-        first,
+    new_states = dataclasses.replace(
+        parent_states.with_shared(shared),
+        hyperparameters=values,
+        score=jnp.where(changed, scores[parents].mean(axis=1), states.score),
+        key=jnp.where(changed, new_keys, states.key),
     )
+    return new_states, first
 
 
 def _rows(tree: PyTree, numbers: jax.Array, mesh: Mesh) -> PyTree:

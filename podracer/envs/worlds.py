@@ -172,9 +172,8 @@ class Worlds:
         words = random_words(key, table.side**2 + 7 + 3 * table.objects)
         u = unit(words[table.side**2 :])
         kind = (u[0] * len(self.kinds)).astype(jnp.int32)
-        bounds, limit, objects, blocked, roams, noisy = (
-            jnp.asarray(x)[kind] for x in table.parameters
-        )
+        parameters = (jnp.asarray(x)[kind] for x in table.parameters)
+        bounds, limit, objects, blocked, roams, noisy = parameters
         low, high = bounds.T
         # The product can round up to the number after the highest.
         samples = jnp.minimum(low + u[2:7] * (high - low + 1), high)
