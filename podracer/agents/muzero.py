@@ -32,7 +32,7 @@ from podracer.agents.common.settings import TargetNetworkSettings
 from podracer.agents.planning import gumbel
 from podracer.agents.planning.actions import search_actions
 from podracer.agents.planning.gumbel import PlanningSettings
-from podracer.agents.planning.model import Model, ModelParams, build_model, scale_gradient
+from podracer.agents.planning.model import Model, ModelParams, ModelSettings, scale_gradient
 from podracer.devices.reductions import MaskedMean, mean_of
 from podracer.fields import bounded, static, struct
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
@@ -50,7 +50,7 @@ from podracer.types import (
 
 
 @struct
-class MuZero(PlanningSettings, TargetNetworkSettings):
+class MuZero(PlanningSettings, ModelSettings, TargetNetworkSettings):
     """Planning in a learned model, for discrete or continuous actions."""
 
     discount: float = bounded(0.997, high=1.0)
@@ -67,34 +67,13 @@ class MuZero(PlanningSettings, TargetNetworkSettings):
     reanalyze_fraction: float = static(default=0.0, low=0.0, high=1.0)
     """Fraction of each sample whose policies and search values are searched anew, in [0, 1]."""
     target_update_period: int = static(default=100, low=1)
-    support_max: float = static(default=30.0, low=1e-6)
-    """Largest value and reward after the transform h(x), nearly a square root; 30 means 900."""
-    support_size: int = static(default=61, low=2)
-    """Number of atoms for values and rewards, from minus to plus the support's largest value."""
-    latent_size: int = static(default=64, low=1)
-    """Size of the model's hidden state, where it is a vector."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(128,))))
     """Representation network h, from an observation to a hidden state."""
-    dynamics_hidden: tuple[int, ...] = static(default=(128,), low=1)
-    """Widths of the fully connected hidden layers of the dynamics network g."""
-    dynamics_blocks: int = static(default=0, low=0)
-    """Number of residual blocks of the dynamics network; above 0 the model is convolutional."""
-    prediction_hidden: tuple[int, ...] = static(default=(128,), low=1)
-    """Widths of the fully connected hidden layers of the prediction network f."""
     replay: Replay = static(default=Replay(batch_size=128, prioritized=True))
 
     def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
-        model = build_model(
-            self.network,
-            spec.observation,
-            search_actions(spec, self.max_considered_actions),
-            latent_size=self.latent_size,
-            dynamics_hidden=self.dynamics_hidden,
-            dynamics_blocks=self.dynamics_blocks,
-            prediction_hidden=self.prediction_hidden,
-            support_max=self.support_max,
-            support_size=self.support_size,
-        )
+        actions = search_actions(spec, self.max_considered_actions)
+        model = self.build_model(self.network, spec.observation, actions)
         method = self.optimizer.build(self.max_gradient_norm)
         method = optax.chain(method, optax.add_decayed_weights(self.weight_decay))
         scheduled = ScheduledOptimizer(method, self.learning_rate)

@@ -17,11 +17,67 @@ from podracer.agents.common.off_policy import require_feed_forward
 from podracer.agents.planning import gumbel
 from podracer.agents.planning.actions import Samples, SearchActions
 from podracer.errors import ConfigError
+from podracer.fields import static, struct
 from podracer.networks import CNN, MLP, Head, Network, NetworkBuilder, ResNet, TorsoNetwork, outputs
 from podracer.networks.plane_network import PlaneNetwork, Planes
 from podracer.ops.distributions import num_outputs
 from podracer.ops.transforms import evenly_spaced, squash, two_hot, unsquashed_mean
 from podracer.types import ArraySpec, Params, PyTree
+
+
+@struct
+class ModelSettings:
+    """Settings of the model, but for its representation network."""
+
+    support_max: float = static(default=30.0, low=1e-6)
+    """Largest value and reward after the transform h(x), nearly a square root; 30 means 900."""
+    support_size: int = static(default=61, low=2)
+    """Number of atoms for values and rewards, from minus to plus the support's largest value."""
+    latent_size: int = static(default=64, low=1)
+    """Size of the model's hidden state, where it is a vector."""
+    dynamics_hidden: tuple[int, ...] = static(default=(128,), low=1)
+    """Widths of the fully connected hidden layers of the dynamics network g."""
+    dynamics_blocks: int = static(default=0, low=0)
+    """Number of residual blocks of the dynamics network; above 0 the model is convolutional."""
+    prediction_hidden: tuple[int, ...] = static(default=(128,), low=1)
+    """Widths of the fully connected hidden layers of the prediction network f."""
+
+    def build_model(
+        self, network: NetworkBuilder, observation: PyTree, actions: SearchActions
+    ) -> Model:
+        """Build the model for observations of a specification; `network` is the representation.
+
+        The other networks compute in its dtype. With `dynamics_blocks` the model is convolutional.
+        """
+        dtype = network.compute_dtype if isinstance(network, TorsoNetwork) else "float32"
+        state_head: Any  # `Planes` only with networks that know it
+        if blocks := self.dynamics_blocks:
+            torso = _convolutions_of(network)
+            representation = PlaneNetwork(torso, compute_dtype=dtype)
+            latent, state_head = representation.planes(observation), Planes()
+            resnet = torso if isinstance(torso, ResNet) else ResNet(layer_norm=torso.layer_norm)
+            no_tower = dataclasses.replace(resnet, channels=(), blocks=blocks, pool=False)
+            tower = dataclasses.replace(no_tower, channels=latent.shape[-1:])
+            dynamics = PlaneNetwork(tower, self.dynamics_hidden, dtype)
+            prediction = PlaneNetwork(no_tower, self.prediction_hidden, dtype)
+        else:
+            representation, size = network, self.latent_size
+            latent, state_head = ArraySpec((size,)), Head(size)
+            dynamics = TorsoNetwork(MLP(self.dynamics_hidden), compute_dtype=dtype)
+            prediction = TorsoNetwork(MLP(self.prediction_hidden), compute_dtype=dtype)
+        inputs = {"action": ArraySpec((actions.encoded_size,)), "state": latent}
+        # Small initial weights: rewards and values near 0, and a nearly uniform policy.
+        transition = {"state": state_head, "reward": Head(self.support_size, 0.01)}
+        policy_head = Head(num_outputs(actions.space), 0.01)
+        evaluation = {"policy": policy_head, "value": Head(self.support_size, 0.01)}
+        representation_network = representation.build(observation, {"state": state_head})
+        return Model(
+            self,
+            actions,
+            dynamics_network=dynamics.build(inputs, transition),
+            representation_network=require_feed_forward(representation_network),
+            prediction_network=prediction.build(latent, evaluation),
+        )
 
 
 class ModelParams(NamedTuple):
@@ -36,9 +92,8 @@ class ModelParams(NamedTuple):
 class Model:
     """Representation, dynamics and prediction functions over batches `[N, ...]`."""
 
+    settings: ModelSettings
     actions: SearchActions
-    support_max: float
-    support_size: int
     dynamics_network: Network
     representation_network: Network
     prediction_network: Network
@@ -121,55 +176,8 @@ class Model:
 
     @property
     def _support(self) -> jax.Array:
-        return evenly_spaced(-self.support_max, self.support_max, self.support_size)
-
-
-def build_model(
-    network: NetworkBuilder,
-    observation: PyTree,
-    actions: SearchActions,
-    *,
-    latent_size: int,
-    dynamics_hidden: tuple[int, ...],
-    dynamics_blocks: int,
-    prediction_hidden: tuple[int, ...],
-    support_max: float,
-    support_size: int,
-) -> Model:
-    """Build the model for observations of a specification; `network` is the representation.
-
-    The other networks compute in its dtype. With `dynamics_blocks` the model is convolutional.
-    """
-    dtype = network.compute_dtype if isinstance(network, TorsoNetwork) else "float32"
-    state_head: Any  # `Planes` only with networks that know it
-    if dynamics_blocks:
-        torso = _convolutions_of(network)
-        representation = PlaneNetwork(torso, compute_dtype=dtype)
-        latent, state_head = representation.planes(observation), Planes()
-        resnet = torso if isinstance(torso, ResNet) else ResNet(layer_norm=torso.layer_norm)
-        no_tower = dataclasses.replace(resnet, channels=(), blocks=dynamics_blocks, pool=False)
-        tower = dataclasses.replace(no_tower, channels=latent.shape[-1:])
-        dynamics = PlaneNetwork(tower, dynamics_hidden, dtype)
-        prediction = PlaneNetwork(no_tower, prediction_hidden, dtype)
-    else:
-        representation, latent, state_head = network, ArraySpec((latent_size,)), Head(latent_size)
-        dynamics = TorsoNetwork(MLP(dynamics_hidden), compute_dtype=dtype)
-        prediction = TorsoNetwork(MLP(prediction_hidden), compute_dtype=dtype)
-    inputs = {"action": ArraySpec((actions.encoded_size,)), "state": latent}
-    # Small initial weights: rewards and values near 0, and a nearly uniform policy.
-    transition = {"state": state_head, "reward": Head(support_size, 0.01)}
-    policy_head = Head(num_outputs(actions.space), 0.01)
-    evaluation = {"policy": policy_head, "value": Head(support_size, 0.01)}
-    return Model(
-        actions,
-        support_max,
-        support_size,
-        dynamics_network=dynamics.build(inputs, transition),
-        representation_network=require_feed_forward(
-            representation.build(observation, {"state": state_head})
-        ),
-        prediction_network=prediction.build(latent, evaluation),
-    )
+        limit = self.settings.support_max
+        return evenly_spaced(-limit, limit, self.settings.support_size)
 
 
 def _convolutions_of(network: NetworkBuilder) -> CNN | ResNet:
