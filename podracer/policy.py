@@ -61,7 +61,6 @@ class Policy(NotPickled):
         self.reset()
 
     def __repr__(self) -> str:
-        """Return the policy's specification, without its parameters."""
         return f"Policy({self.spec})"
 
     def reset(self, rows: Any = None) -> None:

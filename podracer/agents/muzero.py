@@ -95,7 +95,6 @@ class _MuZero:
     next_discount: float | jax.Array  # for the next state's value in the search
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        """Return new parameters and an empty replay."""
         state = self.optimizer.init(self.model.init(key))
         return LearnerState(state, self.buffer.init(num_envs, extras=self.model.actions.extras))
 
@@ -127,7 +126,6 @@ class _MuZero:
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        """Add a rollout to the replay, and take optimizer steps on samples."""
         update = partial(self.optimizer.update, self.loss, axis)
         return off_policy.learn_from_replay(self.buffer, update, state, trajectory, key, axis)
 

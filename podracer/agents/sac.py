@@ -156,7 +156,6 @@ class Method:
         return MaskedMean(policy_loss + temperature_loss, share), metrics
 
     def policy(self, actor: Actor, observation: PyTree) -> SquashedNormal:
-        """Return the distribution of actions."""
         return self.describe(self.networks.policy(actor.policy, observation))
 
     def describe(self, outputs: jax.Array) -> SquashedNormal:

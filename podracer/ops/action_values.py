@@ -115,12 +115,10 @@ class Atoms:
         return (self.high - self.low) / (self.atoms - 1)
 
     def weigh_all(self, values: Outputs, probabilities: Outputs) -> Outputs:
-        """Project by weights of all pairs of values and atoms."""
         distance = jnp.abs(values[:, :, None] - self.support[None, None]) / self._gap
         return jnp.sum(jnp.clip(1.0 - distance, 0.0, 1.0) * probabilities[:, :, None], axis=1)
 
     def add_to_two(self, values: Outputs, probabilities: Outputs) -> Outputs:
-        """Project by adding to two atoms."""
         atom = jnp.clip(jnp.int32((values - self.low) / self._gap), 0, self.atoms - 2)
         # Rounded to the wrong side of an atom, it gets a weight as little below 0 or above 1.
         weight = (values - self.support[atom]) / self._gap

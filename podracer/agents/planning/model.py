@@ -99,7 +99,6 @@ class Model:
     prediction_network: Network
 
     def init(self, key: jax.Array) -> ModelParams:
-        """Return new parameters."""
         representation_key, dynamics_key, prediction_key = jax.random.split(key, 3)
         return ModelParams(
             dynamics=self.dynamics_network.init(dynamics_key),

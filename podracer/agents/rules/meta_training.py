@@ -182,7 +182,6 @@ class MetaTraining(abc.ABC):
     # --- updates ----------------------------------------------------------------------------------
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        """Return the state before the first update."""
         rule = self.settings.rule.init(jax.random.fold_in(key, 0))
         key = jax.random.fold_in(key, 1)
         lifetimes = num_lifetimes(self.groups, num_envs, self.settings.lifetime_groups)

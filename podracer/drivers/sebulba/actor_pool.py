@@ -48,7 +48,6 @@ class ActorPool:
         self._stragglers = Stragglers()
 
     def start(self) -> None:
-        """Start one thread for each actor."""
         for actor in self._actors:
             self._supervisor.register(actor.parameters)
             self._supervisor.register(actor.rollouts)

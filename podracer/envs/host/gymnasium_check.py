@@ -63,7 +63,6 @@ class Watched:
         return self._call("step", env.step, worker.write_step, *worker.read_actions())
 
     def close(self) -> None:
-        """Close the environment."""
         self._worker.close_env(0)
 
     def _call(

@@ -217,7 +217,6 @@ class Worker:
         self.close()
 
     def reset(self) -> None:
-        """Make and reset every row's environment."""
         self.faults = []
         for row in range(self.start, self.end):
             self.remake(row)
@@ -350,7 +349,6 @@ class Worker:
                 self.envs.pop(row).close()
 
     def close(self) -> None:
-        """Close every environment."""
         for row in list(self.envs):
             self.close_env(row)
 

@@ -52,7 +52,6 @@ class StudentNetwork:
     heads: Network
 
     def init(self, key: jax.Array) -> StudentParams:
-        """Return new parameters."""
         torso_key, hidden_key, action_key, heads_key = jax.random.split(key, 4)
         size, limit = self.model_size, (self.model_size + self.num_actions) ** -0.5
 

@@ -250,7 +250,6 @@ class _Disco:
     rule_params: RuleParams
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        """Return new parameters, the rule, and an empty replay."""
         memory_units = self.rule_params.lifetime.hidden.shape[0]
         state = DiscoState(
             frames=schedules.init_frames(),
@@ -279,7 +278,6 @@ class _Disco:
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        """Add the rollout to the replay, and update on samples of rollouts."""
         recurrent.check_rollout(self.buffer.length, trajectory)
         update = partial(self.update, axis=axis)
         return off_policy.learn_from_replay(
