@@ -144,9 +144,9 @@ class _PPO:
         minibatches = (items, *self.advantage_moments(batch, items, axis))
         value_moments = moments_of((batch.target, batch.advantage), axis, batch.valid)
         loss = partial(self.loss, schedules.value_at(settings.entropy_cost, learner.frames))
-        parts, target_kl = (self.optimizer, self.model.network, loss), settings.target_kl
+        parts = (self.optimizer, self.model.network, loss)
         learner, metrics = epochs.fit(
-            *parts, learner, batch, minibatches, axis, target_kl=target_kl
+            *parts, learner, batch, minibatches, axis, target_kl=settings.target_kl
         )
         num_frames = jnp.round(value_moments.count).astype(jnp.uint32)
         learner = optimizers.with_more_frames(learner, num_frames)

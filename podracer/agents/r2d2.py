@@ -178,7 +178,8 @@ class _R2D2:
         """Return action values `[unroll + n, N, A]` after the burn-in, which gets no gradient."""
         memory, last_action = trajectory.carry
         last_actions = jnp.concatenate([last_action[None], trajectory.steps.action])
-        inputs, q_values = (trajectory.timesteps(), last_actions), partial(self.q_values, params)
+        inputs = (trajectory.timesteps(), last_actions)
+        q_values = partial(self.q_values, params)
         return recurrent.unroll(q_values, memory, inputs, self.settings.burn_in_length)
 
     def q_values(

@@ -131,11 +131,11 @@ class _Attention(eqx.Module):
         query = dense(keys[:, -T:], self.weights[0]).reshape(B, T, H, d)
         key_weight, distance_weight, value_weight = self.weights[1:].reshape(3, D, H, d)
         # Products of three in the cheapest order: acting multiplies no key by the weight of keys.
-        by_content = query + self.content_bias[None, None]
-        by_distance = query + self.distance_bias[None, None]
+        content_query = query + self.content_bias[None, None]
+        distance_query = query + self.distance_bias[None, None]
         sinusoids = _sinusoids(np.arange(S - T, -1, -1), D)
-        content = jnp.einsum("bthd,mhd,bsm->bhts", by_content, key_weight, keys)
-        distance = jnp.einsum("bthd,mhd,km->bhtk", by_distance, distance_weight, sinusoids)
+        content = jnp.einsum("bthd,mhd,bsm->bhts", content_query, key_weight, keys)
+        distance = jnp.einsum("bthd,mhd,km->bhtk", distance_query, distance_weight, sinusoids)
         scores = (content + _shift_rows(distance)) / np.sqrt(np.float32(d))
         weights = jax.nn.softmax(jnp.where(reach[:, None], scores, -1e9), axis=-1)
         mixed = jnp.einsum("bhts,bsm,mhd->bthd", weights, keys, value_weight)
