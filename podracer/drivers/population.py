@@ -231,10 +231,8 @@ class Population(Anakin):
         failed = values["fault"][:, 0] != 0
         if failed.all():
             means = jax.tree.map(lambda x: x[0], values["mean"])
-            observation, shared = (
-                self.blueprint.spec.observation,
-                self.abstract_state.learner.shared,
-            )
+            observation = self.blueprint.spec.observation
+            shared = self.abstract_state.learner.shared
             check_no_fault(values["fault"][0], observation, means, shared)
         num_episodes = np.where(values["episodes"] > 0, values["episodes"], np.nan)
         metrics = {
