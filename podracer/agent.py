@@ -122,8 +122,8 @@ class Agent(NotPickled):
         They are `init`, `act` and `learn`, and `carry`, `actor_params` and `distribution` if any.
         """
         names = ("init", "act", "learn", "carry", "actor_params", "distribution")
-        own = {name: getattr(methods, name) for name in names if hasattr(methods, name)}
-        return cls(spec=spec, **{**own, **functions})
+        by_name = {name: getattr(methods, name) for name in names if hasattr(methods, name)}
+        return cls(spec=spec, **{**by_name, **functions})
 
 
 @dataclasses.dataclass(frozen=True)
