@@ -62,11 +62,13 @@ class Impala(VtraceSettings):
         log_prob = policy.log_prob(behavior["sample"])
         ratio = jnp.exp(log_prob - behavior["log_prob"])
         baseline, ratio = jax.lax.stop_gradient((values, ratio))
-        transitions, valid = trajectory.transitions(self.discount), trajectory.valid()
+        rewards, discounts, valid = trajectory.transitions(self.discount)
         corrected = returns.vtrace(
             baseline[:-1],
             baseline[1:],
-            *transitions,
+            rewards,
+            discounts,
+            valid,
             ratio,
             lambda_=self.trace_lambda,
             clip_rho=self.clip_rho,

@@ -194,6 +194,7 @@ class _MuZero:
             values: jax.Array = trajectory.steps.extras["value"]
         else:
             values = jax.vmap(partial(self.model.value, target_params))(timesteps.observation)
-        count = settings.unroll_steps + n
-        transitions = jax.tree.map(lambda x: x[:count], trajectory.transitions(settings.discount))
-        return returns.n_step_targets(values, *transitions, n=n)
+        rewards, discounts, valid = (
+            x[: settings.unroll_steps + n] for x in trajectory.transitions(settings.discount)
+        )
+        return returns.n_step_targets(values, rewards, discounts, valid, n)

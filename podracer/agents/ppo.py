@@ -140,13 +140,19 @@ class _PPO:
         settings, learner = self.settings, cast(PPOState, state.shared)
         learner, trajectory, reward_sums = self.normalize(learner, trajectory, state.local, axis)
         batch = self.make_batch(learner.params, trajectory)
-        batch, items = epochs.shuffle(key, batch, settings)
-        minibatches = (items, *self.advantage_moments(batch, items, axis))
+        batch, minibatches = epochs.shuffle(key, batch, settings)
+        advantage_moments = self.advantage_moments(batch, minibatches, axis)
         value_moments = moments_of((batch.target, batch.advantage), axis, batch.valid)
-        loss = partial(self.loss, schedules.value_at(settings.entropy_cost, learner.frames))
-        parts = (self.optimizer, self.model.network, loss)
+        entropy_cost = schedules.value_at(settings.entropy_cost, learner.frames)
         learner, metrics = epochs.fit(
-            *parts, learner, batch, minibatches, axis, target_kl=settings.target_kl
+            self.optimizer,
+            self.model.network,
+            partial(self.loss, entropy_cost),
+            learner,
+            batch,
+            (minibatches, *advantage_moments),
+            axis,
+            target_kl=settings.target_kl,
         )
         num_frames = jnp.round(value_moments.count).astype(jnp.uint32)
         learner = optimizers.with_more_frames(learner, num_frames)

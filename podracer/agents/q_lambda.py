@@ -81,9 +81,11 @@ class QLambda(LearnerSettings):
             q_tm1 = value_based.at_action(q, trajectory.steps.action)
             v = jnp.concatenate([jnp.max(q, axis=-1), jnp.max(q_final, axis=-1)])
             v = jax.lax.stop_gradient(v)
-            transitions, valid = trajectory.transitions(self.discount), trajectory.valid()
+            rewards, discounts, valid = trajectory.transitions(self.discount)
             # Acting is greedy, so the value of a state is that of the action taken there.
-            targets = returns.lambda_returns(v[:-1], v[1:], *transitions, self.trace_lambda)
+            targets = returns.lambda_returns(
+                v[:-1], v[1:], rewards, discounts, valid, self.trace_lambda
+            )
             error = mean_of((targets - q_tm1) ** 2, valid)
             return error, {"loss": error, "q": mean_of(q_tm1, valid)}
 

@@ -157,15 +157,17 @@ class _R2D2:
         next_values = value_based.at_action(target_q, jnp.argmax(q, axis=-1))
         next_values = unsquash(next_values) if settings.rescale_values else next_values
 
+        rewards, discounts, valid = trajectory.transitions(settings.discount)
         start = settings.burn_in_length
-        transitions = jax.tree.map(lambda x: x[start:], trajectory.transitions(settings.discount))
-        targets = returns.n_step_targets(next_values, *transitions, n=settings.n_step)
+        targets = returns.n_step_targets(
+            next_values, rewards[start:], discounts[start:], valid[start:], settings.n_step
+        )
         targets = squash(targets) if settings.rescale_values else targets
 
         learned = slice(start, start + settings.unroll_length)
         action = trajectory.steps.action[learned]
         predictions = value_based.at_action(q[: settings.unroll_length], action)
-        mask = trajectory.valid()[learned].astype(jnp.float32)
+        mask = valid[learned].astype(jnp.float32)
         td_error = mask * (jax.lax.stop_gradient(targets) - predictions)
         losses = jnp.sum(0.5 * td_error**2, axis=0)
         loss = MaskedMean(jnp.mean(sample.weights * losses), jnp.mean(mask))

@@ -132,8 +132,9 @@ class _Stacx:
     def unroll(self, params: Params, rollout: Trajectory) -> tuple[ActionDistribution, jax.Array]:
         """Return the policies `[T, H, B]` and the values `[T+1, H, B]` of all heads."""
         timesteps = rollout.timesteps()
-        inputs = (timesteps.observation, timesteps.first)
-        outputs, _ = self.model.network.apply(params, rollout.carry, *inputs)
+        outputs, _ = self.model.network.apply(
+            params, rollout.carry, timesteps.observation, timesteps.first
+        )
         suffixes = actor_critic.head_suffixes(self.settings.num_heads)
         policies = jnp.stack([outputs["policy" + s][:-1] for s in suffixes], axis=1)
         values = jnp.stack([outputs["value" + s][..., 0] for s in suffixes], axis=1)

@@ -325,8 +325,10 @@ def _over_pods(function: Callable[..., Any], mesh: Mesh, out_specs: Any) -> Call
 
     def program(agents: Blueprint, *trees: Any) -> Any:
         in_specs = (agent_specs(agents), *[PODS] * len(trees))
-        specs = {"in_specs": in_specs, "out_specs": out_specs}
-        return jax.shard_map(function, mesh=mesh, **specs, check_vma=False)(agents, *trees)
+        sharded = jax.shard_map(
+            function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+        return sharded(agents, *trees)
 
     return program
 

@@ -96,8 +96,14 @@ def reduce_metrics(
 
     Two all-reduces: one of integers, one of floats.
     """
-    ends = (request == kind.value for kind in (Request.CHUNK_END, Request.UPDATE_END))
-    integers = jnp.stack([sums["frames"], jnp.sum(episodes.count), *map(jnp.int32, ends)])
+    integers = jnp.stack(
+        [
+            sums["frames"],
+            jnp.sum(episodes.count),
+            jnp.int32(request == Request.CHUNK_END.value),
+            jnp.int32(request == Request.UPDATE_END.value),
+        ]
+    )
     integers = jax.lax.psum(integers, axis) if axis else integers
     frames, count, chunk_ends, update_ends = integers
     sums = {name: metric for name, metric in sums.items() if name != "frames"}

@@ -176,8 +176,9 @@ class ActorCritic:
             values = jnp.concatenate([extras["value"], last_value[None]])
             return policy(self.space, extras["policy"]), values
         timesteps = trajectory.timesteps()
-        inputs = (timesteps.observation, timesteps.first)
-        outputs, _ = self.network.apply(params, trajectory.carry, *inputs)
+        outputs, _ = self.network.apply(
+            params, trajectory.carry, timesteps.observation, timesteps.first
+        )
         return policy(self.space, outputs["policy"][:-1]), outputs["value"][..., 0]
 
 

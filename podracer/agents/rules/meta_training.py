@@ -305,9 +305,14 @@ class MetaTraining(abc.ABC):
             value = self.meta_loss(students, aux, data, advantages, weights)
             return value, value
 
-        arguments = (loss, rule, batch.students, to_rollouts(batch.window))
-        recompute = self.settings.recompute
-        grads, (_, value) = meta_grad(self.update_students, *arguments, recompute=recompute)
+        grads, (_, value) = meta_grad(
+            self.update_students,
+            loss,
+            rule,
+            batch.students,
+            to_rollouts(batch.window),
+            recompute=self.settings.recompute,
+        )
         by_task = batch.is_whole[:, None] * jax.nn.one_hot(batch.task, len(self.groups.tasks))
         rollout = batch.rollout
         terms = (rollout.valid * rollout.reward, rollout.valid)
@@ -357,9 +362,13 @@ class MetaTraining(abc.ABC):
         def loss(params: Params) -> tuple[jax.Array, jax.Array]:
             values = map_lifetimes(apply, params, (data.observation, data.first))[..., 0]
             constants = jax.lax.stop_gradient(values)
-            transitions = (data.reward, settings.discount * data.discount, data.valid)
             advantages = generalized_advantages(
-                constants[:-1], constants[1:], *transitions, settings.gae_lambda
+                constants[:-1],
+                constants[1:],
+                data.reward,
+                settings.discount * data.discount,
+                data.valid,
+                settings.gae_lambda,
             )
             errors = data.valid * (constants[:-1] + advantages - values[:-1])
             return 0.5 * jnp.sum(lifetime_means(errors**2, lifetimes)), advantages

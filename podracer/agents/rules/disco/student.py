@@ -308,9 +308,15 @@ class _Disco:
         targets, memory_inputs = apply_rule(
             state.rule, state.memory, data, outputs, target_outputs, values.normalized(moments)
         )
-        constants = (outputs.policy[1:], targets, values.targets, data, weights, support)
         output_grads, metrics = jax.grad(student_loss, has_aux=True)(
-            outputs, *constants, settings.value_cost
+            outputs,
+            outputs.policy[1:],
+            targets,
+            values.targets,
+            data,
+            weights,
+            support,
+            settings.value_cost,
         )
         (grads,) = pullback(output_grads)
         memory_input = jnp.mean(weights[..., None] * memory_inputs, axis=(0, 1))

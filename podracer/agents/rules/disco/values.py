@@ -95,9 +95,15 @@ def estimate_values(
     target_v = jnp.sum(probabilities * target_q, axis=-1)
     log_ratio = Categorical(outputs.policy[:-1]).log_prob(data.action)
     log_ratio = log_ratio - Categorical(data.behavior).log_prob(data.action)
-    q_tm1 = at_action(target_q[:-1], data.action)
-    transitions = (data.reward, discount * data.discount, data.valid)
-    targets = retrace(q_tm1, target_v[1:], *transitions, jnp.exp(log_ratio), trace_lambda)
+    targets = retrace(
+        at_action(target_q[:-1], data.action),
+        target_v[1:],
+        data.reward,
+        discount * data.discount,
+        data.valid,
+        jnp.exp(log_ratio),
+        trace_lambda,
+    )
     advantages, q_advantages = targets - target_v[:-1], target_q - target_v[..., None]
     return Values(
         v=jnp.sum(probabilities * q, axis=-1),
