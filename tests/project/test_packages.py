@@ -18,22 +18,22 @@ FOLDERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # Lines of `.py`, `.pyi`, `.html`, `.js` and `.css` files in each room of the core. A feature enters
 # with lines removed, or it becomes a package. Lower a number whenever a room has become smaller.
 BUDGETS = {
-    "": 3050,  # the contract: files beside the rooms
-    "agents": 6400,
+    "": 3030,  # the contract: files beside the rooms
+    "agents": 6250,
     "checks": 790,
-    "cli": 2350,
-    "config": 590,
-    "devices": 1890,
-    "drivers": 4080,
-    "envs": 3300,
-    "io": 2960,
-    "networks": 1490,
-    "ops": 1200,
+    "cli": 2330,
+    "config": 570,
+    "devices": 1860,
+    "drivers": 4050,
+    "envs": 3280,
+    "io": 2940,
+    "networks": 1470,
+    "ops": 1190,
     "recipes": 1040,
-    "reports": 1730,
-    "run": 3040,
+    "reports": 1720,
+    "run": 3020,
     "scores": 890,
-    "tournament": 2250,
+    "tournament": 2220,
 }
 MOST = 37_000  # lines of the core
 
