@@ -23,7 +23,6 @@ from jaxtyping import Shaped
 
 from podracer import evaluate
 from podracer.agent import Blueprint, Settings, check_policy
-from podracer.arguments import typed
 from podracer.devices.fused import platform_of
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import POD, REPLICATED, Device, find_devices, make_mesh, shardings
@@ -182,7 +181,6 @@ def current_agents(agents: Blueprint, states: TrainState) -> Blueprint:
 class Population(Anakin):
     """Many learners as one program of Anakin, in which each pod is to the bit a run of its own."""
 
-    @typed
     def __init__(
         self,
         agent: Blueprint | Settings,

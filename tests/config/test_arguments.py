@@ -15,7 +15,7 @@ from podracer.agent import DEFAULT_CONTEXT
 from podracer.arguments import refusal
 from podracer.config.serialization import to_json
 from podracer.drivers.anakin import Anakin
-from podracer.drivers.population import Pod, Population
+from podracer.drivers.population import Pod
 from podracer.drivers.sebulba.driver import Sebulba
 from podracer.envs.catch import Catch
 from podracer.run.resume import check_same_experiment
@@ -67,10 +67,6 @@ def tank(**options):
         (
             lambda: Sebulba(podracer.PPO(), Catch(), podracer.AnakinConfig()),
             "Sebulba: config cannot be an object of class AnakinConfig",
-        ),
-        (
-            lambda: Population(podracer.PPO(), [Pod(0)], Catch(), podracer.SebulbaConfig()),
-            "Population: config cannot be an object of class SebulbaConfig",
         ),
         (
             lambda: podracer.make_evaluator(podracer.PPO().build(SPEC), Tank(), 1),

@@ -76,9 +76,7 @@ class IndependentLearners:
                 "and make the specification by joint_spec."
             )
         agents = {name: getattr(self, name).build(part, context) for name, part in specs.items()}
-        learners = _Learners(agents, spec)
-        carry, params = learners.carry, learners.actor_params
-        return Agent.of(learners, spec, carry=carry, actor_params=params, agents=agents)
+        return Agent.of(_Learners(agents, spec), spec, agents=agents)
 
 
 @dataclasses.dataclass(frozen=True)

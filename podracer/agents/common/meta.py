@@ -53,8 +53,8 @@ def build(
     clip = clip_by_global_norm(settings.max_gradient_norm)
     optimizer = optax.chain(clip, settings.optimizer.build(root_epsilon=1e-10))
     agent = method(settings, model, ScheduledOptimizer(optimizer, settings.learning_rate))
-    functions = {"init": agent.init, "act": model.act_with_log_prob, "learn": agent.learn}
-    return Agent.of(model, spec, groups=model.groups, **functions)
+    act, groups = model.act_with_log_prob, model.groups
+    return Agent.of(model, spec, init=agent.init, act=act, learn=agent.learn, groups=groups)
 
 
 @struct
