@@ -198,6 +198,6 @@ def pong_impala() -> Experiment:
         driver=SebulbaConfig(
             num_envs=32, rollout_length=64, updates_per_batch=32, updates_per_chunk=30
         ),
-        frames=6_000_000,
-        evaluations=5,
+        frames=8_000_000,
+        evaluations=7,
     )

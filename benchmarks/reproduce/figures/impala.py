@@ -47,8 +47,8 @@ FIGURE = Figure(
     claim="Sebulba with V-trace easily reproduces the results of IMPALA; no scores are given.",
     measures="learning",
     axes=Axes("steps", "return"),
-    run="`podracer train pong_impala`, 6 M steps: three seeds on an accelerator, one on a laptop, "
-    "where it takes about an hour.",
+    run="`podracer train pong_impala`, 8 M steps: three seeds on an accelerator, one on a laptop, "
+    "where it takes an hour and a half.",
     cases=cases,
     curves=curves,
     judge=judge,

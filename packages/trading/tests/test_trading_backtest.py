@@ -144,6 +144,7 @@ def test_the_page_of_a_copy_is_written_where_it_stays(
     files: list[Path] = []
     result = types.SimpleNamespace(to_json=dict)
     monkeypatch.setitem(COPIES, tmp_path, "s3://bucket/run")
+    monkeypatch.setattr("podracer.cli.run_options.RunOptions.reopen", lambda _: None)
     monkeypatch.setattr("podracer_trading.backtest.backtest", lambda *_, **__: result)
     monkeypatch.setattr("podracer_trading.page.write_page", lambda _, file: files.append(file))
     with pytest.raises(SystemExit):
