@@ -15,7 +15,7 @@ from podracer.errors import ConfigError
 from podracer.io.reading import naming, read_limited
 
 SHIPPED = Path(__file__).parent / "records.jsonl"  # measured by the project
-ACCELERATOR = Path(__file__).parents[1] / "results" / "accelerator.jsonl"
+RESULTS = Path(__file__).parents[1] / "results"
 _COMMANDS_KERNELS = "--xla_gpu_deterministic_ops=true"
 
 
@@ -39,8 +39,31 @@ def read_records(path: Path) -> list[Record]:
 
 
 def project_records() -> list[Record]:
-    """Return what the project measured: by the figures' commands, and by `accelerator.py`."""
-    return [*read_records(SHIPPED), *accelerator_records(ACCELERATOR)]
+    """Return what the project measured: by the figures' commands and by other benchmarks."""
+    suite, accelerator = (RESULTS / name for name in ("suite.jsonl", "accelerator.jsonl"))
+    return [*read_records(SHIPPED), *suite_records(suite), *accelerator_records(accelerator)]
+
+
+def suite_records(path: Path) -> list[Record]:
+    """Return the newest scores of `results_suite.py` that are cases of figures."""
+    newest: dict[tuple[str, str], Record] = {}
+    for row in map(json.loads, path.read_text().splitlines()):
+        figure, case = _SCORES.get((row["task"], row["library"], row["agent"]), ("", ""))
+        if figure:
+            record = _of_suite(row, figure, case.format(row["seed"]))
+            newest[figure, record.case] = record
+    return list(newest.values())
+
+
+_SCORES = {("pong", "podracer", "impala"): ("impala", "pong-{}")}  # figure and case of a seed
+
+
+def _of_suite(row: dict[str, Any], figure: str, case: str) -> Record:
+    frames, returns = zip(*row["curve"], strict=True)
+    context = {name: row[name] for name in ("machine", "commit", "seconds")}
+    context |= {"cores": row["processors"], "jax": row["versions"]["jax"]}
+    context["commands"] = [f"podracer train {row['command']} --seed {row['seed']}"]
+    return Record(figure, case, "laptop", {"frames": frames, "returns": returns}, context)
 
 
 def accelerator_records(path: Path) -> list[Record]:

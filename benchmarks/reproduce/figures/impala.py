@@ -4,7 +4,7 @@ from benchmarks.reproduce.figure import Axes, Case, Curve, Figure, Measured, Out
 from benchmarks.reproduce.published import PAPERS
 from benchmarks.reproduce.read import learning_curve
 
-SEEDS = (0, 1, 2)
+SEEDS = (100, 101, 102)  # those of the results suite, whose scores count here
 SOLVED = 18.0
 
 
@@ -14,8 +14,8 @@ def cases(scale: Scale) -> list[Case]:
         Case(
             f"pong-{seed}",
             (
-                ("train", "pong_impala", "--seed", str(seed),
-                 "--run-dir", f"{{folder}}/pong-{seed}"),
+                ("train", "pong_impala", "--evaluation-episodes", "30",
+                 "--seed", str(seed), "--run-dir", f"{{folder}}/pong-{seed}"),
             ),
             learning_curve(f"pong-{seed}"),
             timed=False,
@@ -52,4 +52,5 @@ FIGURE = Figure(
     cases=cases,
     curves=curves,
     judge=judge,
+    stand_in="Pong, one of its 57 games,",
 )
