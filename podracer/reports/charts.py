@@ -362,7 +362,7 @@ def joined(lines: Iterable[Sequence[tuple[float, float]]]) -> tuple[np.ndarray, 
     return x, y
 
 
-def is_positive(values: Iterable[float]) -> bool:
-    """Return whether a logarithmic scale suits the values."""
-    finite = [value for value in values if math.isfinite(value)]
-    return bool(finite) and min(finite) > 0
+def scale_of(hyperparameter: Iterable[float]) -> dict[str, str]:
+    """Return the axis of a hyperparameter's values: logarithmic if possible, with ticks as 1e-4."""
+    finite = [value for value in hyperparameter if math.isfinite(value)]
+    return {"type": "log" if finite and min(finite) > 0 else "linear", "exponentformat": "e"}
