@@ -202,13 +202,15 @@ def curves(name: str, groups: Groups, panels: Sequence[Panel], *, num_blocks: in
 
 def _grid(panels: Mapping[str, Sequence[Trace]]) -> Figure:
     """Return panels beside each other as one figure, with buttons for the x axis and for scales."""
-    data, titles = [], []
+    data, titles, axes = [], [], {}
     numbers = [str(i) if i > 1 else "" for i in range(1, len(panels) + 1)]
     corner = {"x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom", "align": "left"}
     for number, (title, traces) in zip(numbers, panels.items(), strict=True):
         data += [trace | {"xaxis": f"x{number}", "yaxis": f"y{number}"} for trace in traces]
         place = {"xref": f"x{number} domain", "yref": f"y{number} domain", "showarrow": False}
         titles.append(_heading(title) | corner | place)
+        largest = max(np.abs(y).max() for x in traces for _, y in x["curves"].values() if len(y))
+        axes[f"yaxis{number}"] = _AXIS | ({"exponentformat": "e"} if largest < 1e-3 else {})
     curves, empty = [trace.pop("curves") for trace in data], (np.zeros(0), np.zeros(0))
     used = [axis for axis in AXES if any(axis in x for x in curves)]
     buttons = []
@@ -219,24 +221,15 @@ def _grid(panels: Mapping[str, Sequence[Trace]]) -> Figure:
     for trace, x, y in zip(data, *buttons[0]["args"][0].values(), strict=True):
         trace |= {"x": x, "y": y}
     x_axis = _AXIS | {"showgrid": False, "title": {"text": used[0], "standoff": 4}}
-    axes = {f"xaxis{number}": x_axis for number in numbers}
-    axes |= {f"yaxis{number}": _AXIS for number in numbers}
+    axes |= {f"xaxis{number}": x_axis for number in numbers}
     scales = [
         {"label": f"log {letter}", "method": "relayout",
          "args": [{f"{letter}axis{number}.type": "log" for number in numbers}],
          "args2": [{f"{letter}axis{number}.type": "linear" for number in numbers}]}
         for letter in "xy"
     ]  # fmt: skip
-    menu = {
-        "type": "buttons",
-        "direction": "right",
-        "y": 1,
-        "yanchor": "bottom",
-        "pad": {"b": 34},
-        "showactive": False,
-        "bgcolor": "--fill",
-        "bordercolor": "--line",
-    }
+    menu = {"type": "buttons", "showactive": False, "bgcolor": "--fill", "bordercolor": "--line"}
+    menu |= {"direction": "right", "y": 1, "yanchor": "bottom", "pad": {"b": 34}}
     menus = [
         menu | {"buttons": buttons, "x": 0, "xanchor": "left"},
         menu | {"buttons": scales, "x": 1, "xanchor": "right"},
