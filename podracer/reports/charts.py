@@ -209,7 +209,8 @@ def _grid(panels: Mapping[str, Sequence[Trace]]) -> Figure:
         data += [trace | {"xaxis": f"x{number}", "yaxis": f"y{number}"} for trace in traces]
         place = {"xref": f"x{number} domain", "yref": f"y{number} domain", "showarrow": False}
         titles.append(_heading(title) | corner | place)
-        largest = max(np.abs(y).max() for x in traces for _, y in x["curves"].values() if len(y))
+        points = [y for trace in traces for _, y in trace["curves"].values()]  # NaN in gaps
+        largest = max((np.nanmax(np.abs(y), initial=0.0) for y in points), default=0.0)
         axes[f"yaxis{number}"] = _AXIS | ({"exponentformat": "e"} if largest < 1e-3 else {})
     curves, empty = [trace.pop("curves") for trace in data], (np.zeros(0), np.zeros(0))
     used = [axis for axis in AXES if any(axis in x for x in curves)]
@@ -228,8 +229,16 @@ def _grid(panels: Mapping[str, Sequence[Trace]]) -> Figure:
          "args2": [{f"{letter}axis{number}.type": "linear" for number in numbers}]}
         for letter in "xy"
     ]  # fmt: skip
-    menu = {"type": "buttons", "showactive": False, "bgcolor": "--fill", "bordercolor": "--line"}
-    menu |= {"direction": "right", "y": 1, "yanchor": "bottom", "pad": {"b": 34}}
+    menu = {
+        "type": "buttons",
+        "direction": "right",
+        "y": 1,
+        "yanchor": "bottom",
+        "pad": {"b": 34},
+        "showactive": False,
+        "bgcolor": "--fill",
+        "bordercolor": "--line",
+    }
     menus = [
         menu | {"buttons": buttons, "x": 0, "xanchor": "left"},
         menu | {"buttons": scales, "x": 1, "xanchor": "right"},
