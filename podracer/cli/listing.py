@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Literal
 
+from podracer.cli.sentences import in_flags
 from podracer.cli.values import Mark
 from podracer.io.text import print_json
 
@@ -30,7 +31,7 @@ def list_names(options: ListOptions) -> int:
         print(f"{title}:" if table else f"{title}: none")
         for row in table:
             note = f" [{row['note']}]" if "note" in row else ""
-            print(f"  {row['name']:24} {row['description']}{note}")
+            print(f"  {row['name']:24} {in_flags(row['description'])}{note}")
     return 0
 
 

@@ -202,13 +202,16 @@ def curves(name: str, groups: Groups, panels: Sequence[Panel], *, num_blocks: in
 
 def _grid(panels: Mapping[str, Sequence[Trace]]) -> Figure:
     """Return panels beside each other as one figure, with buttons for the x axis and for scales."""
-    data, titles = [], []
+    data, titles, axes = [], [], {}
     numbers = [str(i) if i > 1 else "" for i in range(1, len(panels) + 1)]
     corner = {"x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom", "align": "left"}
     for number, (title, traces) in zip(numbers, panels.items(), strict=True):
         data += [trace | {"xaxis": f"x{number}", "yaxis": f"y{number}"} for trace in traces]
         place = {"xref": f"x{number} domain", "yref": f"y{number} domain", "showarrow": False}
         titles.append(_heading(title) | corner | place)
+        points = [y for trace in traces for _, y in trace["curves"].values()]  # NaN in gaps
+        largest = max((np.nanmax(np.abs(y), initial=0.0) for y in points), default=0.0)
+        axes[f"yaxis{number}"] = _AXIS | ({"exponentformat": "e"} if largest < 1e-3 else {})
     curves, empty = [trace.pop("curves") for trace in data], (np.zeros(0), np.zeros(0))
     used = [axis for axis in AXES if any(axis in x for x in curves)]
     buttons = []
@@ -219,8 +222,7 @@ def _grid(panels: Mapping[str, Sequence[Trace]]) -> Figure:
     for trace, x, y in zip(data, *buttons[0]["args"][0].values(), strict=True):
         trace |= {"x": x, "y": y}
     x_axis = _AXIS | {"showgrid": False, "title": {"text": used[0], "standoff": 4}}
-    axes = {f"xaxis{number}": x_axis for number in numbers}
-    axes |= {f"yaxis{number}": _AXIS for number in numbers}
+    axes |= {f"xaxis{number}": x_axis for number in numbers}
     scales = [
         {"label": f"log {letter}", "method": "relayout",
          "args": [{f"{letter}axis{number}.type": "log" for number in numbers}],
@@ -362,7 +364,7 @@ def joined(lines: Iterable[Sequence[tuple[float, float]]]) -> tuple[np.ndarray, 
     return x, y
 
 
-def is_positive(values: Iterable[float]) -> bool:
-    """Return whether a logarithmic scale suits the values."""
-    finite = [value for value in values if math.isfinite(value)]
-    return bool(finite) and min(finite) > 0
+def scale_of(hyperparameter: Iterable[float]) -> dict[str, str]:
+    """Return the axis of a hyperparameter's values: logarithmic if possible, with ticks as 1e-4."""
+    finite = [value for value in hyperparameter if math.isfinite(value)]
+    return {"type": "log" if finite and min(finite) > 0 else "linear", "exponentformat": "e"}

@@ -103,8 +103,7 @@ def lineage_figures(name: str, path: Path, experiment: Mapping[str, Any]) -> str
     positions |= {x: lambda pod, x=x: pod.hyperparameters.get(x, np.nan) for x in names}
     figures = []
     for title, y in positions.items():
-        is_log = title != "Pods" and charts.is_positive(map(y, pods))
         traces = family.traces(lambda pod: pod.updates, y)
-        scale = {"type": "log" if is_log else "linear"}
+        scale = charts.scale_of(map(y, pods))  # linear for pods, the first of which is 0
         figures.append(charts.figure(title, traces, "updates", yaxis=scale))
     return charts.charts(f"lineage {name}", figures, LEGEND)

@@ -173,7 +173,7 @@ def hyperparameters(log: TournamentLog) -> str:
                 is_of_recipe = recipe_of(entry) == recipe
                 return entry.hyperparameters.get(name, math.nan) if is_of_recipe else math.nan
 
-            scale = {"type": "log" if charts.is_positive(map(value, entries)) else "linear"}
+            scale = charts.scale_of(map(value, entries))
             traces = _family(log).traces(attrgetter("round"), value)
             title = f"{name} of {recipe}" if len(recipes) > 1 else name
             figures.append(charts.figure(title, traces, "round", xaxis=_rounds(log), yaxis=scale))

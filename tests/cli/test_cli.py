@@ -13,6 +13,7 @@ from charts import figures
 from child import call
 from PIL import Image
 
+from podracer import recipes
 from podracer.cli.commands import COMMANDS
 from podracer.cli.main import main, usage
 from podracer.cli.recipe_flags import find_recipe
@@ -101,6 +102,14 @@ def test_list_and_usage_name_everything(capsys):
         assert word in out
     for name in COMMANDS:
         assert f"podracer {name}" in usage()
+
+
+def test_a_list_names_settings_as_flags(capsys, monkeypatch):
+    def from_data():
+        """Learn from data: `environment="data:FILE.npz"`."""
+
+    monkeypatch.setitem(recipes.RECIPES, "from_data", from_data)
+    assert "from data: --environment data:FILE.npz.\n" in call_here(capsys, "list", "recipes")[1]
 
 
 @pytest.mark.parametrize("words", [("--version",), ("--help",), ("trian",)])

@@ -16,6 +16,7 @@ from charts import blocks, figures, legend, panels
 from PIL import Image, ImageSequence
 
 from podracer.io.seal import seal_json
+from podracer.reports.charts import Panel, curves
 from podracer.reports.lineage import lineage_figures
 from podracer.reports.page import charts_script, hash_of, plotly_script
 from podracer.reports.run import write_report
@@ -130,6 +131,14 @@ def test_the_charts_hold_what_was_recorded(compared):
     assert pace["data"][0]["curves"]["updates"][1] == [2_000_000] * 12
     assert [*legend(drawn)] == [group, "slow"]
     assert {x["legendgroup"] for x in drawn["data"]} == {group, "slow"}
+
+
+def test_an_axis_of_small_values_has_ticks_such_as_1e_4(tmp_path):
+    records = [{"updates": i, "rate": 1e-4 * i, "loss": 1e-2 * i} for i in (1, 2, 3)]
+    run = RunRecords("a", {"experiment": {}}, records=records, crash={})
+    page = curves("block", {"a": [run]}, [Panel("Rate", "rate"), Panel("Loss", "loss")])
+    layout = blocks(page)["block"][0]["layout"]
+    assert [layout[axis]["exponentformat"] for axis in ("yaxis", "yaxis2")] == ["e", "B"]
 
 
 def test_names_and_settings_are_text_in_charts(tmp_path):

@@ -134,7 +134,8 @@ def test_a_page_is_self_contained_and_draws_what_the_log_says(page):
     assert winners["text"][0].startswith("p1r1 from p0r0<br>score 1,234, 2.50k frames")
     assert best["y"] == [5, 5, 1234.5, 1234.5, 1234.5]
     rates = drawn["learning_rate"]
-    assert rates["layout"]["yaxis"]["type"] == "log"
+    axis = rates["layout"]["yaxis"]
+    assert (axis["type"], axis["exponentformat"]) == ("log", "e")  # not 100µ for a rate of 1e-4
     assert rates["data"][1]["y"] == [0.1, 0.01, 0.05, 0.1]
     links, entries, ancestors, _ = drawn["Entries by round and pod"]["data"]
     assert entries["marker"]["color"] == [5, 1, 1234.5, 4]

@@ -26,7 +26,7 @@ BACKENDS = ("spring", "positional", "generalized", "mjx")
 
 
 def brax(name: str, *, backend: str = "spring", episode_length: int = 1000) -> AutoReset:
-    """Return a task of brax, such as `brax:ant` (needs brax).
+    """Return a task of brax, such as `brax:ant`.
 
     It restarts by itself. Actions are in [-1, 1]. A time-out cuts an episode after `episode_length`
     steps. Raises `ConfigError` where brax is not installed and for an unknown name or backend.

@@ -22,7 +22,7 @@ NAMES = (
 
 
 def craftax(name: str, *, resets_per_step: int = 4) -> AutoReset:
-    """Return Craftax, such as `craftax:Craftax-Classic-Symbolic-v1` (needs craftax).
+    """Return Craftax, such as `craftax:Craftax-Classic-Symbolic-v1`.
 
     It restarts by itself. A reset takes far longer than a step, so only `resets_per_step` of them
     are computed at each step for the whole batch, see `auto_reset`; 0 computes one for each

@@ -25,7 +25,7 @@ from podracer_environments.suites import (
 
 
 def jumanji(name: str, **options: Any) -> AutoReset:
-    """Return an environment of jumanji, such as `jumanji:Snake-v1` (needs jumanji).
+    """Return an environment of jumanji, such as `jumanji:Snake-v1`.
 
     It restarts by itself. Observations are dictionaries, with `action_mask` where jumanji has one.
     Several actions at once are `MultiDiscrete`, unless the mask is of their combinations: then

@@ -22,7 +22,7 @@ from podracer_environments.suites import import_suite, refusing
 
 
 def mjlab(task: str, *, device: str = "", seconds: float = 0.0, bound: float = 1.0) -> Mjlab:
-    """Return a task of mjlab, such as `mjlab:Velocity-Flat-Unitree-Go1` (needs mjlab).
+    """Return a task of mjlab, such as `mjlab:Velocity-Flat-Unitree-Go1`.
 
     MuJoCo Warp simulates it on `device`, by default the first GPU of torch, or else the CPU.
     `seconds` is the length of an episode, by default the task's, and `bound` of actions in both

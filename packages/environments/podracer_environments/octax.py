@@ -18,7 +18,7 @@ from podracer_environments.suites import Adapted, import_suite, refusing
 
 
 def octax(name: str, **options: Any) -> AutoReset:
-    """Return a CHIP-8 game of octax, such as `octax:brix` or `octax:space_flight1` (needs octax).
+    """Return a CHIP-8 game of octax, such as `octax:brix` or `octax:space_flight1`.
 
     It restarts by itself. Observations are the frames of a step, bool `[32, 64, frame_skip]`, the
     newest one last. The last action presses no key. A time-out cuts a game after

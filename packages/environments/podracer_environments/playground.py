@@ -36,7 +36,7 @@ class TaskState(TimedState):
 def playground(
     name: str, *, observe: str = "", randomize: bool = False, **config: Any
 ) -> AutoReset:
-    """Return a task of MuJoCo Playground, such as `playground:CartpoleBalance` (needs playground).
+    """Return a task of MuJoCo Playground, such as `playground:CartpoleBalance`.
 
     It restarts by itself. Actions are in [-1, 1]. A time-out cuts an episode after the task's own
     `episode_length`. `config` overrides its settings, but `action_repeat`, which is one of its

@@ -15,7 +15,7 @@ from podracer_environments.suites import Adapted, import_suite, without_key
 
 
 def xminigrid(name: str) -> AutoReset:
-    """Return a grid world of xminigrid, such as `xminigrid:MiniGrid-Empty-8x8` (needs xminigrid).
+    """Return a grid world of xminigrid, such as `xminigrid:MiniGrid-Empty-8x8`.
 
     It restarts by itself. Observations are bool `[H, W, tiles + colors]`, one-hot, because numbers
     of tiles have no order. Raises `ConfigError` where xminigrid is not installed and for an unknown
