@@ -1,7 +1,7 @@
 """Hyperparameters chosen by Optuna: eight suggestions at a time, trained as one compiled program.
 
-Needs `pip install optuna`. The script asks Optuna for values and reports their score. All
-rounds run one program, because other hyperparameters compile nothing.
+Needs `pip install optuna`. The script asks Optuna for values and reports their score, or that
+their learner diverged. All rounds run one program, because other hyperparameters compile nothing.
 """
 
 # Where Optuna is not installed, its types are unknown.
@@ -9,12 +9,35 @@ rounds run one program, because other hyperparameters compile nothing.
 
 from __future__ import annotations
 
+import json
 import tempfile
 
 import optuna
 
 import podracer
 from podracer.drivers.population import Hyperparameter, Pod
+from podracer.errors import NonFiniteError
+
+
+def scores(pods: tuple[Pod, ...], frames: int) -> list[float | None]:
+    """Train the pods; return the mean return of each, None where its learner diverged."""
+    with tempfile.TemporaryDirectory() as run:
+        try:
+            result = podracer.train(
+                "cartpole_ppo",
+                pods=pods,
+                frames=frames,
+                evaluations=1,
+                target_return=None,
+                run_dir=f"{run}/0",
+            )
+        except NonFiniteError:  # all pods have diverged
+            return [None] * len(pods)
+        *_, record = (result.run_dir / "pods.jsonl").read_text().splitlines()
+    assert result.evaluation is not None
+    # A pod that diverged has null metrics. Its last finite state was evaluated all the same.
+    episodes, returns = json.loads(record)["episodes"], result.evaluation.returns
+    return [None if n is None else float(x.mean()) for n, x in zip(episodes, returns, strict=True)]
 
 
 def main(rounds: int = 4, trials: int = 8, frames: int = 40_960) -> float:
@@ -34,19 +57,13 @@ def main(rounds: int = 4, trials: int = 8, frames: int = 40_960) -> float:
             )
             for i, trial in enumerate(asked)
         )
-        with tempfile.TemporaryDirectory() as run:
-            result = podracer.train(
-                "cartpole_ppo",
-                pods=pods,
-                frames=frames,
-                evaluations=1,
-                target_return=None,
-                run_dir=f"{run}/0",
-            )
-        assert result.evaluation is not None
-        for trial, returns in zip(asked, result.evaluation.returns, strict=True):
-            study.tell(trial, float(returns.mean()))
-        print(f"round {round_number}: best {study.best_value:.1f} with {study.best_params}")
+        for trial, score in zip(asked, scores(pods, frames), strict=True):
+            if score is None:
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            else:
+                study.tell(trial, score)
+        for best in study.best_trials[:1]:  # none while all have diverged
+            print(f"round {round_number}: best {best.value:.1f} with {best.params}")
     return study.best_value
 
 

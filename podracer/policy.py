@@ -17,8 +17,10 @@ from podracer.agent import Agent, NotPickled, policy_params
 from podracer.arguments import typed
 from podracer.errors import ConfigError
 from podracer.evaluate import ActingRule
+from podracer.ops.action_masks import component_masks
 from podracer.ops.distributions import ActionDistribution, SquashedNormal
 from podracer.types import (
+    NO_ACTION,
     ActionSpace,
     ArraySpec,
     Carry,
@@ -91,7 +93,8 @@ class Policy(NotPickled):
 
         `reward`, of the step that led here, a number or `[B]`, matters only to agents that observe
         it, such as R2D2. Raises `ConfigError` where shapes do not fit, or numbers that are not of
-        the environment's integers or not finite; floats in arrays of JAX are not waited for.
+        the environment's integers or not finite, and for one observation whose mask allows no
+        action: in a batch an episode may be over. Floats and masks of JAX are not waited for.
         """
         batch_size, memory, inputs = self._inputs(observation, reward)
         actions, self._memory = self._act(
@@ -135,6 +138,9 @@ class Policy(NotPickled):
             self.spec.observation,
             observation,
         )
+        masks = component_masks(self.spec, observations) if batch_size is None else ()
+        if any(isinstance(mask, np.ndarray) and not mask.any() for mask in masks):
+            raise ConfigError(NO_ACTION)
         if self._first is not None and len(self._first) == rows:
             memory, first = self._memory, self._first.copy()
         elif self._first is None or not self.has_memory:

@@ -141,6 +141,11 @@ def test_dictionaries_masks_and_arrays_of_jax():
     for allowed in range(3):
         mask = np.arange(3) == allowed
         assert policy({"x": np.zeros(2), ACTION_MASK: mask}) == allowed
+    ended = {"x": np.zeros(2), ACTION_MASK: np.zeros(3, bool)}
+    for call in (policy, policy.distribution):
+        with pytest.raises(ConfigError, match="no action was allowed"):
+            call(ended)
+        call(jax.tree.map(lambda x: x[None], ended))  # the row's episode may be over
     batch = {"x": jnp.zeros((4, 2)), ACTION_MASK: jnp.ones((4, 3), bool)}
     assert isinstance(policy_actions := Policy(*build("a2c", spec))(batch), jax.Array)
     assert policy_actions.shape == (4,)

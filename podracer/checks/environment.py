@@ -37,7 +37,7 @@ def check_environment(environment: Any, *, restarts: bool = False) -> types.Envi
     spec = check_spec(environment)
     if isinstance(environment, HostEnvironments):
         raise ConfigError(
-            f"{spec.name} runs on the host, and not in JAX: train in it as it is, without "
+            f"{spec.name} runs on the host, and not in JAX: train in it by Sebulba, without "
             "`auto_reset`."
         )
     key = jax.eval_shape(lambda: jax.random.key(0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+from pathlib import Path
 from typing import Annotated, Any
 
 from podracer.cli.values import Mark
@@ -34,6 +35,9 @@ def check(options: CheckOptions) -> int:
 
     environment: Any = options.environment
     module, _, attribute = options.environment.partition(":")
+    if module.endswith(".py"):
+        name = f"{Path(module).stem}:{attribute or 'NAME'}"
+        raise ConfigError(f"{module!r} is a file: in its folder name the module, {name}.")
     find_modules_here(options.environment)
     if attribute.isidentifier() and not has_name(options.environment):
         try:

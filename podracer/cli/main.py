@@ -5,13 +5,11 @@ JAX is imported only once a command needs it, so that a mistyped one is answered
 
 from __future__ import annotations
 
-import errno
 import importlib
 import importlib.metadata
 import logging
 import os
 import platform
-import select
 import sys
 from collections.abc import Sequence
 
@@ -20,7 +18,7 @@ from podracer.cli.commands import COMMANDS, LEFT, TAKE_ARGUMENTS
 from podracer.cli.sentences import in_flags
 from podracer.io.entry_points import installed, package_of, summary
 from podracer.io.exits import STOPPED, exit_despite_threads, exit_on_stop, own_process
-from podracer.io.text import explain_error, print_stderr, redact, redacted_output
+from podracer.io.text import explain_error, print_stderr, redact, redacted_output, while_read
 from podracer.names import nearest
 
 _STDOUT = 1  # its descriptor
@@ -50,6 +48,7 @@ def version() -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code; `docs/reliability.md` lists the codes."""
     name, *remaining = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    json_alone = "--json" in remaining
     for stream in ("stdout", "stderr"):
         # Closed, as by a supervisor: the next file that is opened would take its place.
         if getattr(sys, stream) is None:
@@ -59,11 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         logger.addHandler(_Handler())
         logger.propagate = False  # whatever handlers other packages give the root
         sys.argv[1:] = redact(sys.argv[1:], stable=True)  # trackers keep the command line
-        if "--json" in remaining:  # libraries in C and other processes print to the descriptor
+        if json_alone:  # libraries in C and other processes print to the descriptor
             sys.stdout = open(os.dup(_STDOUT), "w")  # noqa: SIM115
             os.dup2(sys.stderr.fileno(), _STDOUT)
+    code = 0
     try:
-        with own_process(), exit_on_stop(), redacted_output(json_alone="--json" in remaining):
+        with while_read(), own_process(), exit_on_stop(), redacted_output(json_alone=json_alone):
             code = _run(name, remaining)
     except KeyboardInterrupt:
         print_stderr("stopped by Ctrl-C.")
@@ -74,15 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_stderr(str(code))
             code = 70
     except Exception as error:
-        is_of_output = isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EIO)
-        if is_of_output and _is_left():
-            code = 0
-        else:
-            if not hasattr(error, "exit_code"):
-                from podracer.run.errors import classify_error
+        if not hasattr(error, "exit_code"):
+            from podracer.run.errors import classify_error
 
-                error = classify_error(error)
-            code = explain_error(error, in_flags)
+            error = classify_error(error)
+        code = explain_error(error, in_flags)
     try:
         sys.stdout.flush()
     except OSError:
@@ -97,13 +93,6 @@ class _Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         print_stderr(in_flags(self.format(record)))
-
-
-def _is_left() -> bool:
-    """Return whether nobody reads the output any more, as in `... | head`."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)  # a hangup is reported without being asked for
-    return bool(poll.poll(0))
 
 
 def _run(name: str, arguments: list[str]) -> int:

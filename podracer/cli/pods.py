@@ -7,7 +7,6 @@ import datetime
 import math
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +25,7 @@ from podracer.devices.startup import Hosts
 from podracer.drivers.selection import Range, Rule
 from podracer.errors import ConfigError
 from podracer.io.directories import holds_begun_tournament, quoted_path
+from podracer.io.text import while_read
 from podracer.reports.standings import LiveStandings
 from podracer.run.sweep import Space, configurations, make_exchange, make_pods, write_best
 from podracer.tournament.config import Tournament, read_tournament
@@ -99,7 +99,7 @@ def finish_sweep(directory: Path, experiment: Experiment, recipe: str | None = N
         outcome = f"Best      podracer train {quoted_path(best)}{recipe_flag(recipe)}"
     except ConfigError as error:
         outcome = f"Not ranked: {in_flags(str(error))}"
-    with suppress(OSError):  # a reader of the output that has left, as in `| head`
+    with while_read():
         if ranking is not None:
             print_ranking(directory, experiment, ranking)
         print(outcome)
@@ -198,7 +198,7 @@ def run_on_terminal(
         code = run_tournament(settings, directory, own_recipes, live.show, attach)
     outcome = {0: "Finished", 75: "Preempted", 130: "Stopped"}[code]
     path = quoted_path(directory)
-    with suppress(OSError):  # a reader of the output that has left
+    with while_read():
         print(f"{outcome:9} {path}")
         if best := best_run(directory):
             used = (name for name in own_recipes if name.rpartition(":")[2] == recipe_name(best))

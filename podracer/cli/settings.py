@@ -147,8 +147,9 @@ class Setting(NamedTuple):
         if self.is_part and not self.choices:
             example = f"{self.flag}.{dataclasses.fields(self.value)[0].name.replace('_', '-')}"
             raise ConfigError(f"{spelling} has settings of its own, such as {example}.")
-        flag = spelling if self.choices else self.flag
-        value = self.kind.read(words, flag, is_run=Mark.RUN in self.marks)
+        name = spelling if self.choices else self.flag
+        name = self.word if self.is_positional else name
+        value = self.kind.read(words, name, is_run=Mark.RUN in self.marks)
         if isinstance(value, type):
             names = {x.name for x in dataclasses.fields(value)}.intersection(_KEPT)
             common = {x: getattr(self.value, x) for x in names if hasattr(self.value, x)}

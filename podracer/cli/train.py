@@ -13,6 +13,7 @@ from podracer.cli.run_options import AtCheckpoint
 from podracer.config.experiment import Experiment
 from podracer.devices.startup import Hosts, check_not_alone, initialize_devices
 from podracer.errors import ConfigError, PodracerError
+from podracer.io.text import while_read
 from podracer.recipes import options_of
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def run(
         if finish is not None and result.exit_code == 0:
             finish(result.run_dir, experiment, recipe)
         else:
-            with contextlib.suppress(OSError):  # a reader of the output that has left
+            with while_read():
                 _print_summary(experiment, result, recipe)
     return result.exit_code
 

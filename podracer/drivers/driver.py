@@ -14,6 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from podracer.agent import Blueprint, Context, Settings, check_policy, policy_params
+from podracer.checks import check_spec
 from podracer.devices.machine import schedulable_cores
 from podracer.devices.memory import format_bytes, free_bytes
 from podracer.drivers.progress import Orders, Progress, to_progress
@@ -163,7 +164,7 @@ def blueprint_for(
     """Return the blueprint of an agent's settings for a driver's environments, or the given one."""
     if isinstance(agent, Blueprint):
         return agent
-    return Blueprint(agent, env.spec, Context(config.rollout_length), arguments_of(env))
+    return Blueprint(agent, check_spec(env), Context(config.rollout_length), arguments_of(env))
 
 
 def arguments_of(env: Any) -> Any:

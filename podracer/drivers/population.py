@@ -23,6 +23,7 @@ from jaxtyping import Shaped
 
 from podracer import evaluate
 from podracer.agent import Blueprint, Settings, check_policy
+from podracer.arguments import typed
 from podracer.devices.fused import platform_of
 from podracer.devices.memory import check_program_memory
 from podracer.devices.mesh import POD, REPLICATED, Device, find_devices, make_mesh, shardings
@@ -181,6 +182,7 @@ def current_agents(agents: Blueprint, states: TrainState) -> Blueprint:
 class Population(Anakin):
     """Many learners as one program of Anakin, in which each pod is to the bit a run of its own."""
 
+    @typed
     def __init__(
         self,
         agent: Blueprint | Settings,
@@ -191,11 +193,6 @@ class Population(Anakin):
         exchange: Exchange | None = None,
     ) -> None:
         """Check as `Anakin` does; the devices are as many as can share the pods evenly."""
-        if isinstance(env, HostEnvironments):
-            raise ConfigError(
-                f"a population is one program on the device, and {env.spec.name} runs on the host, "
-                "where each seed is a run of its own: train once for each `seed`."
-            )
         blueprint = blueprint_for(agent, env, config)
         anakin.check(blueprint, env, config, 1)
         check_policy(blueprint.build(), "train it alone, not in a population")

@@ -138,6 +138,7 @@ def make(name: str, **options: Any) -> Any:
         "`podracer list environments` shows the names; one of your own goes into a recipe, "
         "MODULE:FUNCTION, and a class of Gymnasium is gymnasium:MODULE:ID."
     )
+    valid = [] if name.endswith(".py") else valid  # a file is near to none of the names
     raise ConfigError(f"There is no environment {name!r}: {nearest(name, valid, page)}")
 
 

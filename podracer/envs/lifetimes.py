@@ -51,8 +51,9 @@ class Lifetimes:
     steps: int = 10_000
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inner, Environment):
-            kind = type(self.inner).__name__
+        has_spec = isinstance(getattr(self.inner, "spec", None), EnvironmentSpec)
+        if not (has_spec and isinstance(self.inner, Environment)):
+            kind = getattr(self.inner, "__name__", type(self.inner).__name__)
             raise ConfigError(f"{kind} is not a device environment, so it cannot have lifetimes.")
         wrap_features(self, self.inner, "check_agent", render=self._render)
         for name in ("envs", "steps"):

@@ -9,11 +9,13 @@ commands print, and of settings in files that others read. Only files for the us
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import math
 import os
 import re
+import select
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -115,6 +117,18 @@ class _RedactedStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def while_read() -> Iterator[None]:
+    """End the block, without an error, where nobody reads the output any more, as in `| head`."""
+    try:
+        yield
+    except OSError as error:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)  # a hangup is reported without being asked for
+        if error.errno not in (errno.EPIPE, errno.EIO) or not poll.poll(0):
+            raise
 
 
 def print_json(value: Any) -> None:

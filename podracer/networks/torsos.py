@@ -171,6 +171,9 @@ def _noises(keys: jax.Array | None, sizes: Mapping[str, int]) -> dict[str, jax.A
 
 def _torso_input(spec: ArraySpec) -> ArraySpec:
     """Return the spec of a torso's input for one leaf of an observation; see `_as_input`."""
+    if not isinstance(spec, ArraySpec):
+        kind = type(spec).__name__
+        raise ConfigError(f"a network takes podracer.ArraySpec, or a tree of them, not {kind}.")
     if spec.num_values is None:
         return spec
     if spec.num_values > MAX_ONE_HOT:

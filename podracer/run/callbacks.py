@@ -117,6 +117,9 @@ class Writers(Callback):
     def on_record(self, run: Run, record: dict[str, Any]) -> None:
         if wrong := [name for name, value in record.items() if not is_numeric(plain(value))]:
             raise ConfigError(f"records have numbers, and {wrong[0]!r} of a callback is none.")
+        for name, number in run.recorder.numbers.items():
+            if record.get(name) is not number:
+                raise ConfigError(f"a callback adds to a record, but one has changed its {name!r}.")
         # The pods' first: a record that is missing there could not be written.
         if run.progress is not None and run.progress.pods is not None:
             self._pods.write({"updates": run.progress.updates, **run.progress.pods})
@@ -148,8 +151,7 @@ class Control(Callback):
 
     def check(self, run: Run) -> None:
         if not callable(self._function):
-            wrong = repr(self._function)
-            raise ConfigError(f"control must be a function of the boundary, not {wrong}.")
+            raise ConfigError(f"control must be a function of a boundary, not {self._function!r}.")
         if run.experiment.pods:
             raise ConfigError("a population is changed by its selection: leave control out.")
         if not run.experiment.evaluations:

@@ -237,8 +237,7 @@ class Run:
             wishes.append(Wish.END)
         elif self.signals.exit_code is not None:
             wishes.append(Wish.LEAVE)
-        wish = max(wishes, default=Wish.NONE)
-        return Wish(largest_of_processes(wish))
+        return Wish(largest_of_processes(max(wishes, default=Wish.NONE)))
 
     def _orders(self) -> Orders:
         budget, interval = self.budget, self.experiment.save_seconds

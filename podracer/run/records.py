@@ -65,6 +65,7 @@ class Recorder:
 
     def __init__(self, experiment: Experiment, env: Environment | HostEnvironments) -> None:
         self.totals = Totals()
+        self.numbers: dict[str, Any] = {}  # the newest record without callbacks
         self.best: Best | None = None
         self._equal: Best | None = None  # the newest evaluation, if it equals the best
         self.chunk_seconds = 0.0  # the driver's for a chunk, by the last record
@@ -122,7 +123,7 @@ class Recorder:
             self.warn(name, text + "null where it is not, and the run goes on.")
         learned = self.totals.frames - round(frames_per_update)  # before the last update
         schedules = {} if self._agent is None else current_values(self._agent, learned)
-        return {
+        self.numbers = {
             "updates": progress.updates,
             "frames": self.totals.frames,
             "seconds": self.totals.seconds,
@@ -135,6 +136,7 @@ class Recorder:
             **lap,
             **self._usage(),
         }
+        return dict(self.numbers)
 
     def add_seconds(self, record: dict[str, Any], times: Stopwatch) -> None:
         """Add the seconds since a record was made to it: its evaluation took them."""
@@ -142,6 +144,7 @@ class Recorder:
         self.totals.seconds += sum(lap.values())
         record |= {stage: record[stage] + seconds for stage, seconds in lap.items()}
         record["seconds"] = self.totals.seconds
+        self.numbers = dict(record)
 
     def _usage(self) -> dict[str, float]:
         """Return what this process took of its machine since the last record."""

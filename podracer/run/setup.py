@@ -89,7 +89,12 @@ def make_driver(experiment: Experiment, saved_devices: int = 0) -> Driver:
             devices = find_devices(saved_devices)
     any_env: Any = env  # each driver refuses what it cannot step
     if experiment.pods:
-        if not isinstance(config, AnakinConfig) and not isinstance(env, HostEnvironments):
+        if isinstance(env, HostEnvironments):
+            raise ConfigError(
+                f"a population is one program on the device, and {env.spec.name} runs on the host, "
+                "where each seed is a run of its own: train once for each `seed`."
+            )
+        if not isinstance(config, AnakinConfig):
             raise ConfigError(
                 "a population is one program on the device: take `driver=podracer.AnakinConfig()`."
             )

@@ -300,7 +300,10 @@ MISTAKES = [
     ("sweep catch_a2c --seeds 1000000000", "a sweep has at most 65,536 pods"),
     ("sweep catch_a2c --seed -3 --vary discount=0.8:0.9 --draws 1", "seed must be at least 0"),
     ("report nowhere --every nan", "--every must lie in"),
+    ("list env", "KIND cannot be 'env': choose one of"),
     # files and directories
+    ("check ring.py:Ring", "'ring.py' is a file: in its folder name the module, ring:Ring."),
+    ("train catch --environment ring.py", "one of your own goes into a recipe"),
     ("train catch --run-dir runs/../../.x", "run name"),
     ("train catch --run-dir müller", "take 1 to 80 of A-Z, a-z, 0-9"),
     ("train catch --update-rule file", "is not an update rule"),

@@ -15,13 +15,15 @@ from podracer.agent import DEFAULT_CONTEXT
 from podracer.arguments import refusal
 from podracer.config.serialization import to_json
 from podracer.drivers.anakin import Anakin
-from podracer.drivers.population import Pod
+from podracer.drivers.population import Pod, Population
 from podracer.drivers.sebulba.driver import Sebulba
 from podracer.envs.catch import Catch
+from podracer.envs.lifetimes import Lifetimes
 from podracer.run.resume import check_same_experiment
 from podracer.tournament.config import Tournament
 
 SPEC = Catch().spec
+CONFIG = podracer.AnakinConfig()
 
 
 class Tank(gymnasium.Env):
@@ -63,7 +65,7 @@ def tank(**options):
         (lambda: podracer.PPO(actor_groups="seen"), "groups cannot be 'seen': write ('seen',)."),
         (lambda: tank(observe="seen"), "observe must be a tuple, ('seen',), but it is 'seen'."),
         (lambda: tank(options={"leak": 0.3}), "options are pairs: write (('leak', 0.3),)."),
-        (lambda: Anakin(podracer.PPO(), "catch", podracer.AnakinConfig()), "env cannot be 'catch'"),
+        (lambda: Anakin(podracer.PPO(), "catch", CONFIG), "env cannot be 'catch'"),
         (
             lambda: Sebulba(podracer.PPO(), Catch(), podracer.AnakinConfig()),
             "Sebulba: config cannot be an object of class AnakinConfig",
@@ -71,6 +73,18 @@ def tank(**options):
         (
             lambda: podracer.make_evaluator(podracer.PPO().build(SPEC), Tank(), 1),
             "Tank is one of Gymnasium: pass podracer.Gymnasium(Tank).",
+        ),
+        (
+            lambda: Population(podracer.PPO(), [Pod(0)], Catch(), podracer.SebulbaConfig()),
+            "Population: config cannot be an object of class SebulbaConfig",
+        ),
+        (lambda: Population(podracer.PPO(), [Pod(0)], tank(), CONFIG), "Tank runs on the host, an"),
+        (lambda: Anakin(podracer.PPO(), SPEC, CONFIG), "EnvironmentSpec is no environment, as it"),
+        (lambda: Lifetimes(Tank()), "Tank is not a device environment, so it cannot have lifetim"),
+        (lambda: Lifetimes(Catch), "Catch is not a device environment, so it cannot have lifetim"),
+        (
+            lambda: podracer.TorsoNetwork().build(Tank.observation_space, {}),
+            "a network takes podracer.ArraySpec, or a tree of them, not Box.",
         ),
         (lambda: tank(step_seconds=0), "step_seconds must be at least 0.001, but it is 0."),
         (lambda: tank(options=("leak", 0.3)), "options are pairs: write (('leak', 0.3),)."),
@@ -90,6 +104,10 @@ def tank(**options):
         (lambda: podracer.auto_reset(Catch), "cannot be the class Catch: write Catch(...)."),
         (lambda: podracer.Discrete(0), "Discrete.num_actions must be at least 1, but it is 0."),
         (lambda: podracer.Continuous((0.0,), (np.inf,)), "low < high, finite and as far apart"),
+        (
+            lambda: dataclasses.replace(SPEC, groups={"actor": "ab"}),
+            "EnvironmentSpec.groups['actor'] is a tuple: write ('ab',).",
+        ),
         (lambda: podracer.EnvironmentSpec("x", SPEC), "missing a required argument: 'action'"),
     ],
 )  # fmt: skip

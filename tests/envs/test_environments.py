@@ -29,7 +29,7 @@ from podracer.environment import (
     restart,
     transition,
 )
-from podracer.envs import ENVIRONMENTS, cartpole, catch, make, names, pendulum
+from podracer.envs import ENVIRONMENTS, cartpole, catalog, catch, make, names, pendulum
 from podracer.envs.cartpole import CartPole, CartPoleState
 from podracer.envs.catch import Catch
 from podracer.envs.pendulum import Pendulum, PendulumState
@@ -392,7 +392,10 @@ def test_the_memory_probe_needs_memory() -> None:
         ("gym:CartPole-v1", ("of Gymnasium it is gymnasium:CartPole-v1",)),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_nearest(name: str, words: tuple[str, ...]) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest(
+    name: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "installed", lambda kind: {})  # as without our packages
     with pytest.raises(ConfigError) as refusal:
         make(name)
     assert all(word in str(refusal.value) for word in words)

@@ -2,9 +2,15 @@
 
 import importlib
 import math
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+
+import podracer
+from podracer.errors import NonFiniteError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -41,3 +47,21 @@ def test_an_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(EXAMPLES)
     example = importlib.import_module(name)
     assert math.isfinite(example.main(frames=4_096, evaluations=1, devices=1))
+
+
+def test_the_search_scores_no_pod_that_diverged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(recipe: str, **settings: object) -> SimpleNamespace:
+        if len(settings["pods"]) == 1:
+            raise NonFiniteError("all pods diverged")
+        (tmp_path / "pods.jsonl").write_text('{"episodes": [3, null]}\n')
+        returns = np.array([[1.0, 3.0], [9.0, 9.0]])
+        return SimpleNamespace(run_dir=tmp_path, evaluation=SimpleNamespace(returns=returns))
+
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setitem(sys.modules, "optuna", SimpleNamespace())
+    monkeypatch.setattr(podracer, "train", train, raising=False)
+    search = importlib.import_module("optuna_search")
+    assert search.scores((None, None), 1) == [2.0, None]
+    assert search.scores((None,), 1) == [None]

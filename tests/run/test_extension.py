@@ -383,11 +383,21 @@ def test_what_a_checkpoint_could_not_hold_is_refused(entries, tmp_path):
 
 @pytest.mark.parametrize("value", ["warm", {"x": 1.0}, 2**64])
 def test_what_a_file_of_records_could_not_be_read_with_is_refused(value):
-    run = SimpleNamespace(progress=None)
+    run = SimpleNamespace(progress=None, recorder=SimpleNamespace(numbers={}))
     numbers = {"updates": 1, "loss": None, "share": np.float32(0.5), "parts": np.ones(2)}
     Writers().on_record(run, numbers)
     with pytest.raises(podracer.ConfigError, match="'phase' of a callback is none"):
         Writers().on_record(run, {**numbers, "phase": value})
+
+
+@pytest.mark.parametrize("change", [lambda x: x.update(frames=7), lambda x: x.pop("updates")])
+def test_a_callback_cannot_change_the_numbers_of_a_record(change, tmp_path):
+    class Changes(podracer.Callback):
+        def on_record(self, run, record):
+            change(record)
+
+    with pytest.raises(podracer.ConfigError, match=r"has changed its '(frames|updates)'"):
+        podracer.train(CATCH, run_dir=tmp_path / "run", callbacks=[Changes()])
 
 
 def test_a_callback_ends_the_run_by_a_bool_of_numpy(tmp_path):

@@ -296,12 +296,27 @@ def test_losses_without_end_end_the_tournament_and_quarantine_nothing(tmp_path):
 
 
 def test_a_reader_that_has_left_changes_no_exit_code(tmp_path, monkeypatch):
-    def raise_broken_pipe(*_):
-        raise BrokenPipeError
-
+    reader, writer = os.pipe()
+    os.close(reader)
+    output = os.fdopen(writer, "w", buffering=1)
     monkeypatch.setattr(command_line, "run_tournament", lambda *_: 75)
-    monkeypatch.setattr("builtins.print", raise_broken_pipe)
-    assert command_line.run_on_terminal(TOURNAMENT, tmp_path, ()) == 75
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", output)
+        assert command_line.run_on_terminal(TOURNAMENT, tmp_path, ()) == 75
+    with pytest.raises(BrokenPipeError):
+        output.close()
+
+
+def test_a_log_that_cannot_be_read_at_the_end_is_no_reader_that_has_left(
+    tmp_path, monkeypatch, capfd
+):
+    def best_run(directory):
+        raise PermissionError(13, "Permission denied", str(directory))
+
+    monkeypatch.setattr(command_line, "run_tournament", lambda *_: 0)
+    monkeypatch.setattr(command_line, "best_run", best_run)
+    with pytest.raises(PermissionError):
+        command_line.run_on_terminal(TOURNAMENT, tmp_path, ())
 
 
 def test_a_released_pod_goes_on(tmp_path, capsys):

@@ -145,9 +145,11 @@ class SelfPlay:
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         env, _ = load_game(self.name)
-        state = strongly_typed(env.init(key))
-        if self.opening_moves:
-            state = self._open(key, env, state)
+        if not self.opening_moves:
+            state = strongly_typed(env.init(key))
+        else:
+            start_key, opening_key = jax.random.split(key)
+            state = self._open(opening_key, env, strongly_typed(env.init(start_key)))
         return state, restart(observe(self.name, state))
 
     def _open(self, key: jax.Array, env: Any, state: PyTree) -> PyTree:

@@ -23,6 +23,7 @@ from podracer.errors import ConfigError
 from podracer.ops.returns import lambda_returns
 from podracer.types import ACTION_MASK, EnvironmentSpec, TimeStep
 from podracer_games.alphazero import AlphaZero
+from podracer_games.board import SelfPlay
 
 pgx = pytest.importorskip("pgx")
 pytestmark = [
@@ -169,6 +170,13 @@ def test_games_of_self_play_begin_with_random_moves_that_end_none():
     ):
         with pytest.raises(ConfigError, match=f"opening_moves must {words}"):
             make(f"game:tic_tac_toe,opponent=self,opening_moves={number}")
+
+
+@pytest.mark.parametrize("opening_moves", [0, 4])
+def test_a_game_of_self_play_uses_no_key_twice(opening_moves):
+    env = SelfPlay("tic_tac_toe", opening_moves=opening_moves)
+    with jax.debug_key_reuse(True):
+        env.reset(jax.random.key(0))
 
 
 @pytest.mark.parametrize(
