@@ -468,9 +468,9 @@ CELLS: tuple[Cell, ...] = (
         + SAVE_RARELY,
         3,
         40,
-        remark="10 M frames of the emulator, with the settings of Pong. Scores are of whole games, "
-        "in training a life is an episode. Seed 100 is at 3.0 after 1.9 M frames, in games of 7,811 "
-        "steps, since it waits long before it serves the ball.",
+        remark="10 M frames of the emulator, with the settings of Pong. Scores are of whole "
+        "games, in training a life is an episode. Seed 100 is at 3.0 after 1.9 M frames, in games "
+        "of 7,811 steps, since it waits long before it serves the ball.",
     ),
     Cell(
         "Atari",

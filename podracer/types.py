@@ -322,11 +322,6 @@ class EnvironmentSpec:
     """Keys of an observation that is a dictionary, in groups: policies see the group `actor`, and
     critics the group `critic`, which may share keys. A key is a group of itself."""
 
-    def __post_init__(self) -> None:
-        for name, keys in self.groups.items():
-            if isinstance(keys, str):  # its letters would be keys
-                raise ConfigError(f"EnvironmentSpec.groups[{name!r}] is a tuple: write {(keys,)}.")
-
     def keys(self, groups: tuple[str, ...]) -> tuple[str, ...]:
         """Return the keys of the observation in groups; raises `ConfigError` for unknown ones."""
         keys = tuple(key for group in groups for key in self.groups.get(group, (group,)))

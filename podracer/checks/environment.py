@@ -103,6 +103,9 @@ def check_spec(environment: Any) -> types.EnvironmentSpec:
             f"it is a {type(spec.action)}."
         )
     _check_action_mask(spec)
+    for name, keys in spec.groups.items():
+        if isinstance(keys, str):  # its letters would be keys
+            raise ConfigError(f"{spec.name}: spec.groups[{name!r}] is a tuple: write {(keys,)}.")
     spec.keys(tuple(spec.groups))
     has_start = any(np.any(getattr(space, "start", 0)) for space in (spec.action, *leaves))
     # Data of an environment of the host are replayed in JAX, but actions are played on the host.

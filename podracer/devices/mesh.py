@@ -173,22 +173,18 @@ def fetch(tree: PyTree) -> Any:
     return Arrival(tree).values()
 
 
-def check_divisible(
-    name: str, count: int, num_parts: int, parts: str = "devices", group: int = 1
-) -> None:
+def check_divisible(name: str, count: int, num_parts: int, parts: str = "devices") -> None:
     """Raise `ConfigError` where `count` items cannot be split evenly over devices, or hosts.
 
-    A resumed run keeps its counts, so the sentence names the nearest numbers of parts, too. What it
-    names splits no `group` of items.
+    A resumed run keeps its counts, so the sentence names the nearest numbers of parts, too.
     """
     if count >= 1 and count % num_parts == 0:
         return
-    processes, remedies = jax.process_count(), [nearest_multiples(count, num_parts * group)]
+    processes, remedies = jax.process_count(), [nearest_multiples(count, num_parts)]
     shown = f"{num_parts} {parts}"
-    num_groups = count // group
-    if fitting := _nearest_divisors(num_groups, num_parts, processes if parts == "devices" else 1):
+    if fitting := _nearest_divisors(count, num_parts, processes if parts == "devices" else 1):
         remedies = [f"{fitting} {parts}", *remedies]
-    elif fitting := _nearest_divisors(num_groups, processes):
+    elif fitting := _nearest_divisors(count, processes):
         shown, remedies = f"{shown} of {processes} processes", [f"{fitting} processes", *remedies]
     raise ConfigError(
         f"{name} is {count}, which {shown} cannot share evenly: take "

@@ -57,7 +57,7 @@ from podracer.drivers.state import (
     reset_episode_totals,
     with_blueprint,
 )
-from podracer.environment import Environment, HostEnvironments, TaskGroups
+from podracer.environment import Environment, HostEnvironments
 from podracer.errors import ConfigError
 from podracer.fields import bounded, check_ranges
 from podracer.rollout import ActorState, Purpose, environment_keys, purpose_key, rollout
@@ -84,9 +84,7 @@ class AnakinConfig(RolloutConfig):
 def check(blueprint: Blueprint, env: Environment, config: AnakinConfig, num_devices: int) -> None:
     """Raise `ConfigError` if the configuration cannot run, before anything is compiled."""
     check_ranges(config, "driver")
-    tasks = blueprint.spec.extension
-    group = tasks.num_envs if isinstance(tasks, TaskGroups) else 1
-    check_divisible("num_envs", config.num_envs, num_devices, group=group)
+    check_divisible("num_envs", config.num_envs, num_devices)
     check_environment(env, restarts=True)
     share = config.num_envs // num_devices
     check_agent(blueprint, num_envs=share, num_devices=num_devices)

@@ -91,17 +91,13 @@ def make_driver(experiment: Experiment, saved_devices: int = 0) -> Driver:
     if experiment.pods:
         if isinstance(env, HostEnvironments):
             raise ConfigError(
-                f"a population is one program on the device, and {env.spec.name} runs on the host, "
-                "where each seed is a run of its own: train once for each `seed`."
+                f"{env.spec.name} runs on the host, in no population: train once for each `seed`."
             )
         if not isinstance(config, AnakinConfig):
-            raise ConfigError(
-                "a population is one program on the device: take `driver=podracer.AnakinConfig()`."
-            )
+            raise ConfigError("a population is one program: take `driver=podracer.AnakinConfig()`.")
         for pod in experiment.pods:
             experiment.of_pod(pod).check()
-        parts: tuple[Any, ...] = (any_env, config, devices, experiment.exchange)
-        return Population(blueprint, experiment.pods, *parts)
+        return Population(blueprint, experiment.pods, env, config, devices, experiment.exchange)
     if isinstance(config, AnakinConfig):
         return Anakin(blueprint, any_env, config, devices)
     return Sebulba(blueprint, env, config, devices)

@@ -214,6 +214,10 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
         with_spec(action=of_gymnasium("Discrete", n=3)),
         ("spec.action must be podracer.Discrete,", "but it is a <class 'gymnasium.core.Discrete'>"),
     ),
+    "a text for groups": (
+        with_spec(groups={"actor": "ab"}),
+        ("spec.groups['actor'] is a tuple: write ('ab',).",),
+    ),
     # What reset and step take and return.
     "reset takes no key": (mutant(reset=lambda: reset(jax.random.key(0))), ("`reset`", "argument")),
     "three values": (stepping(lambda state, timestep: (state, timestep, {})), ("`step`", "pair")),

@@ -104,10 +104,6 @@ def tank(**options):
         (lambda: podracer.auto_reset(Catch), "cannot be the class Catch: write Catch(...)."),
         (lambda: podracer.Discrete(0), "Discrete.num_actions must be at least 1, but it is 0."),
         (lambda: podracer.Continuous((0.0,), (np.inf,)), "low < high, finite and as far apart"),
-        (
-            lambda: dataclasses.replace(SPEC, groups={"actor": "ab"}),
-            "EnvironmentSpec.groups['actor'] is a tuple: write ('ab',).",
-        ),
         (lambda: podracer.EnvironmentSpec("x", SPEC), "missing a required argument: 'action'"),
     ],
 )  # fmt: skip

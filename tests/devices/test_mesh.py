@@ -168,11 +168,6 @@ def test_uneven_shares_are_refused_with_the_nearest_even_ones(count, devices, ad
         check_divisible("num_envs", count, devices)
 
 
-def test_even_shares_that_are_proposed_split_no_group():
-    with pytest.raises(ConfigError, match="take 6 or 10 devices, or in a new run 896 or 1120"):
-        check_divisible("num_envs", 960, 7, group=32)
-
-
 def test_hosts_of_a_tpu_that_have_not_joined_are_refused(monkeypatch):
     """JAX lists the devices of all hosts; each would save and decide for itself."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
