@@ -154,7 +154,7 @@ class Policy(NotPickled):
         if not np.isfinite(rewards).all():
             raise ConfigError("the reward is not finite.")
         if rewards.shape not in ((), (rows,)):
-            raise ConfigError(f"reward has shape {rewards.shape}: give a number or an array ({rows},).")
+            raise ConfigError(f"reward has shape {rewards.shape}: it must be () or ({rows},).")
         return batch_size, memory, (observations, np.broadcast_to(rewards, rows), first)
 
 

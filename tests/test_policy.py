@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_one_sentence():
         policy(np.zeros(2))
     policy.reset()
     policy([0.0, 1.0])
-    with pytest.raises(ConfigError, match=r"reward has shape \(4,\): give a number or an array \(1,\)"):
+    with pytest.raises(ConfigError, match=r"reward has shape \(4,\): it must be \(\) or \(1,\)"):
         policy([0.0, 1.0], reward=np.zeros(4))
 
 
