@@ -86,7 +86,7 @@ def test_masks_keep_impossible_actions_from_being_chosen():
 
     observation = {"x": ArraySpec((3,)), ACTION_MASK: ArraySpec((5,), np.bool_)}
     spec = EnvironmentSpec("masked", observation, Discrete(5))
-    replay = Replay(64 * 80)
+    replay = Replay(64 * 100)
     agents = (
         A2C(),
         QLambda(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import dataclasses
 import hashlib
@@ -168,6 +169,8 @@ def ordinary_user(directory: Path) -> Iterator[None]:
     for folder, folders, files in os.walk(directory):
         for name in (".", *folders, *files):
             os.chown(Path(folder, name), NOBODY, NOBODY, follow_symlinks=False)
+    for encoding in ("utf-16-be", "utf-16-le", "utf-32-be", "utf-32-le"):  # of damaged JSON
+        codecs.lookup(encoding)  # from a library that the user may not read
     os.seteuid(NOBODY)
     try:
         yield
@@ -312,7 +315,9 @@ def test_killed_at_any_call_of_a_save_the_newest_step_is_whole(
         for call, is_power_cut in cases(list(itertools.product(numbers, cuts))):
             shutil.rmtree(run)
             shutil.copytree(clean, run)
-            assert server.ask("save", run, call, journal)["status"] == -signal.SIGKILL
+            saved = server.ask("save", run, call, journal)
+            is_over = saved["status"] == 0 and saved["calls"] < call  # one makes fewer calls
+            assert is_over or saved["status"] == -signal.SIGKILL
             if is_power_cut:
                 lose_unsynced(journal)
             found = server.ask("check", run)
