@@ -65,7 +65,7 @@ class Recorder:
 
     def __init__(self, experiment: Experiment, env: Environment | HostEnvironments) -> None:
         self.totals = Totals()
-        self.numbers: dict[str, Any] = {}  # the newest record without callbacks
+        self.numbers: dict[str, Any] = {}  # the newest record, before callbacks add to it
         self.best: Best | None = None
         self._equal: Best | None = None  # the newest evaluation, if it equals the best
         self.chunk_seconds = 0.0  # the driver's for a chunk, by the last record

@@ -157,7 +157,7 @@ def test_no_command_writes_a_secret_for_others(tmp_path, capfd, caplog, monkeypa
             main([str(x) for x in arguments])
         assert left.value.code == 0, (arguments, capfd.readouterr())
 
-    # Earlier tests have begun with their number.
+    # JAX may have begun in this process, with the devices of an earlier test.
     monkeypatch.setattr("podracer.devices.startup.use_cpu_devices", lambda number: None)
     small = ("--num-envs=8", "--evaluation-episodes=2", "--evaluations=1", "--devices=1")
     runs = tmp_path / "runs"
