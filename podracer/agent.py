@@ -112,7 +112,8 @@ class Agent(NotPickled):
         """The environment with the part of its observation that the policy sees, and its mask."""
         entries, keys = self.spec.observation, self.groups.get("actor", ())
         if keys:  # the network may see nothing of the entry that holds the mask
-            keys += tuple(key for key in entries if action_mask({key: entries[key]}) is not None)
+            masked = {key for key in entries if action_mask({key: entries[key]}) is not None}
+            keys += tuple(key for key in entries if key in masked | self.spec.agents.keys())
         return dataclasses.replace(self.spec, observation=select(entries, keys), groups={})
 
     @classmethod

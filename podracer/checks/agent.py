@@ -15,7 +15,6 @@ from jax.sharding import AbstractMesh, AxisType
 
 from podracer.agent import Agent, Blueprint, policy_params
 from podracer.checks.errors import ARRAYS, structure_change, trace, type_text
-from podracer.checks.random_play import random_actions
 from podracer.devices.mesh import DATA, REPLICATED
 from podracer.devices.ordering import call_in_order, is_reduction, scan_parts
 from podracer.devices.reductions import MaskedMean
@@ -23,9 +22,9 @@ from podracer.environment import action_struct
 from podracer.errors import ConfigError
 from podracer.io.entry_points import PACKAGES
 from podracer.io.sinks import group
+from podracer.ops.action_masks import component_masks
 from podracer.types import (
     Carry,
-    Continuous,
     LearnerState,
     Metrics,
     Params,
@@ -33,7 +32,6 @@ from podracer.types import (
     Step,
     TimeStep,
     Trajectory,
-    action_mask,
     blank_timestep,
     leaves_by_path,
 )
@@ -266,14 +264,17 @@ def _check_masked_actions(blueprint: Blueprint, num_envs: int) -> None:
 
     Each mask allows one action, which is the right one for all parameters.
     """
-    spec, timestep = blueprint.spec, blank_timestep(blueprint.spec, num_envs)
-    blank_mask = action_mask(timestep.observation)
-    if blank_mask is None or isinstance(spec.action, Continuous):
+    spec, generator = blueprint.spec, np.random.default_rng(0)
+    timestep = jax.tree.map(np.array, blank_timestep(spec, num_envs))
+    masks = list(component_masks(spec, timestep.observation))  # views of it
+    masked = [i for i, mask in enumerate(masks) if mask is not None]
+    if not masked:
         return
-    allowed = random_actions(np.random.default_rng(0), spec, None, num_envs)
-    columns = zip(spec.action.components, allowed.reshape(num_envs, -1).T, strict=True)
-    mask = np.concatenate([np.eye(size, dtype=bool)[x] for size, x in columns], axis=1)
-    timestep = jax.tree.map(lambda x: mask if x is blank_mask else x, timestep)
+    allowed = np.zeros((num_envs, len(masks)), np.int32)
+    for i in masked:
+        size = masks[i].shape[-1]
+        allowed[:, i] = generator.integers(size, size=num_envs)
+        masks[i][...] = np.eye(size, dtype=bool)[allowed[:, i]]
 
     @jax.jit
     def act(blueprint: Blueprint, timestep: TimeStep, key: jax.Array) -> list[Any]:
@@ -284,12 +285,13 @@ def _check_masked_actions(blueprint: Blueprint, num_envs: int) -> None:
 
     batches = jax.device_get(act(blueprint, timestep, jax.random.key(0)))
     for method, actions in zip(("act", "act(explore=False)"), batches, strict=True):
-        for action, only_action in zip(actions, allowed, strict=True):
+        columns = actions.reshape(num_envs, -1)[:, masked]
+        for action, only_action in zip(columns, allowed[:, masked], strict=True):
             if np.any(action != only_action):
                 raise ConfigError(
-                    f"{blueprint.name}.{method} chose the action {action} where the action mask of "
-                    f"{spec.name} allows {only_action} alone: mask the logits by `mask_logits` of "
-                    "podracer.ops.action_masks."
+                    f"{blueprint.name}.{method} chose the action {np.squeeze(action)} where "
+                    f"the action mask of {spec.name} allows {np.squeeze(only_action)} alone: mask "
+                    "the logits by `mask_logits` of podracer.ops.action_masks."
                 )
 
 

@@ -30,6 +30,19 @@ def component_masks(spec: EnvironmentSpec, observation: PyTree) -> Iterator[Any]
         yield None if mask is None else mask[..., end - size : end]
 
 
+def joint_mask(spec: EnvironmentSpec, observation: PyTree) -> Any | None:
+    """Return the mask bool `[*b, sum of n]` of all components, None where it allows all."""
+    if not spec.agents:
+        return action_mask(observation)
+    masks = list(component_masks(spec, observation))
+    shapes = [mask.shape[:-1] for mask in masks if mask is not None]
+    if not shapes:
+        return None
+    sizes = zip(masks, spec.action.components, strict=True)
+    parts = [jnp.ones((*shapes[0], n), bool) if mask is None else mask for mask, n in sizes]
+    return jnp.concatenate(parts, axis=-1)
+
+
 def lacks_action(spec: EnvironmentSpec, timestep: TimeStep) -> Any:
     """Return where an action is needed and masks allow none, `[*b]`; for JAX and numpy."""
     masks = component_masks(spec, timestep.observation)

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from agents import AGENTS
 
+import podracer
+from podracer.agent import Blueprint
 from podracer.agents.a2c import A2C
+from podracer.checks.agent import check_agent
 from podracer.checks.random_play import random_actions
 from podracer.drivers.faults import Fault, fault_bits
 from podracer.drivers.progress import to_progress
 from podracer.drivers.sebulba.validator import TimestepValidator
-from podracer.errors import EnvironmentFault
+from podracer.errors import ConfigError, EnvironmentFault
 from podracer.ops.action_masks import epsilon_greedy, lacks_action, mask_logits
 from podracer.types import (
     ACTION_MASK,
@@ -151,6 +154,33 @@ def test_each_of_several_agents_needs_an_action_of_its_own():
         actions = random_actions(np.random.default_rng(seed), spec, observation, 4)
         assert actions[[1, 2], 3].tolist() == [1, 1]
         assert actions[0, 2] == 1
+
+
+@podracer.struct
+class Mine(A2C):
+    """A user's agent, whose choices are checked."""
+
+
+@podracer.struct
+class Deaf(A2C):
+    """As if it knew of no agents, so of no masks."""
+
+    def build(self, spec, context):
+        agent = super().build(dataclasses.replace(spec, agents={}), context)
+        return dataclasses.replace(agent, spec=spec)
+
+
+def test_one_policy_of_several_agents_obeys_the_masks_of_each():
+    masked = {"x": ArraySpec((2,)), ACTION_MASK: ArraySpec((3,), np.bool_)}
+    seen = {"one": masked, "blind": ArraySpec((2,)), "pair": masked}
+    spaces = {"one": Discrete(3), "blind": Discrete(4), "pair": MultiDiscrete((1, 2))}
+    agents = {name: EnvironmentSpec(name, seen[name], space) for name, space in spaces.items()}
+    spec = EnvironmentSpec("three", seen, MultiDiscrete((3, 4, 1, 2)), agents=agents)
+    check_agent(Blueprint(Mine(), spec), num_envs=64)
+    with pytest.raises(ConfigError, match=r"chose the action \[. . .\] where .* of three allows"):
+        check_agent(Blueprint(Deaf(), spec), num_envs=64)
+    seeing_one = A2C(actor_groups=("one",)).build(spec)
+    assert set(seeing_one.policy_spec.observation) == set(seen)  # the masks of the others, too
 
 
 def test_epsilon_greedy_explores_as_often_as_it_says():

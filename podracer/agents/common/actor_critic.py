@@ -13,9 +13,10 @@ from podracer.devices.reductions import MaskedMean
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.networks.groups import GroupNetwork
 from podracer.networks.torsos import join
-from podracer.ops.action_masks import mask_logits
+from podracer.ops.action_masks import joint_mask, mask_logits
 from podracer.ops.distributions import ActionDistribution, num_outputs, policy, to_bounds
 from podracer.types import (
+    ACTION_MASK,
     ActionSpace,
     Carry,
     Continuous,
@@ -25,7 +26,6 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
-    action_mask,
 )
 
 
@@ -63,17 +63,16 @@ def build_network(
         plain_network = join({n: x.build(spec.observation, h) for n, (x, h) in parts.items()})
     if free_std:
         return _with_free_std(plain_network, names, size)
-    if action_mask(spec.observation) is not None:
-        return _with_masks(plain_network, names)
-    return plain_network
+    return _with_masks(plain_network, spec, names)
 
 
-def _with_masks(network: Network, policies: Sequence[str]) -> Network:
+def _with_masks(network: Network, spec: EnvironmentSpec, policies: Sequence[str]) -> Network:
     """Return a network whose policies have very low logits where the observation masks actions."""
 
     def apply(params: Params, carry: Carry, observation: PyTree, first: jax.Array):
         outputs, carry = network.apply(params, carry, observation, first)
-        masked = {name: mask_logits(observation, outputs[name]) for name in policies}
+        masks = {ACTION_MASK: joint_mask(spec, observation)}
+        masked = {name: mask_logits(masks, outputs[name]) for name in policies}
         return {**outputs, **masked}, carry
 
     return dataclasses.replace(network, apply=apply)
