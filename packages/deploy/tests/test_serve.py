@@ -23,7 +23,7 @@ from podracer.errors import CheckpointError, ConfigError
 from podracer.io.seal import seal
 from podracer.policy import Policy
 from podracer.run.loading import reopen
-from podracer.types import Discrete
+from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
 from podracer_deploy.commands import listen
 from podracer_deploy.serve import server as servers
 from podracer_deploy.serve.server import make_server
@@ -125,6 +125,19 @@ def test_a_refused_request_begins_no_session(service, wrong):
         service.act(request | wrong)
     with pytest.raises(RequestError, match="there is no session 'new'"):
         service.act(request | {"reset": False})
+
+
+def test_one_observation_that_allows_no_action_is_refused(tmp_path):
+    observation = {"x": ArraySpec((2,)), ACTION_MASK: ArraySpec((3,), bool)}
+    agent = podracer.A2C().build(EnvironmentSpec("masked", observation, Discrete(3)))
+    model = Model("run", 7, "a2c", "masked", Policy(agent, agent.init(jax.random.key(0), 1)))
+    service = Service(tmp_path, lambda path: model)
+    only, none = ({"x": [0, 0], ACTION_MASK: [False, allowed, False]} for allowed in (True, False))
+    batch = {name: [only[name], none[name]] for name in only}
+    assert service.act({"observation": only})["action"] == 1
+    assert service.act({"observation": batch})["actions"][0] == 1  # an episode may be over
+    with pytest.raises(RequestError, match="no action was allowed"):
+        service.act({"observation": none})
 
 
 @pytest.mark.parametrize("agent", ["dqn", "rainbow", "r2d2", "ppo-gru"])

@@ -24,9 +24,10 @@ from podracer.config.experiment import Experiment
 from podracer.errors import CheckpointError, ConfigError, PodracerError, StorageError
 from podracer.io.models import MODEL, RECORD
 from podracer.io.steps import Choice
+from podracer.ops.action_masks import component_masks
 from podracer.policy import Policy, batch_size_of
 from podracer.run.loading import load_run
-from podracer.types import ArraySpec
+from podracer.types import NO_ACTION, ArraySpec
 from podracer_deploy.serve.arrays import RequestError, arrays_of, least_values, pad, text_size
 
 MAX_SESSIONS = 10_000
@@ -177,6 +178,9 @@ class Service:
         if not 1 <= rows <= MAX_ROWS:
             raise RequestError(f"a batch has 1 to {MAX_ROWS} observations, not {rows}.")
         if batch_size is None:
+            masks = component_masks(self.model.policy.spec, observation)
+            if any(mask is not None and not mask.any() for mask in masks):
+                raise RequestError(NO_ACTION)
             observation = jax.tree.map(lambda x: x[None], observation)
         reset = request.get("reset", False)
         if not isinstance(reset, bool | list):
