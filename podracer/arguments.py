@@ -33,6 +33,9 @@ _WORDS = {
     "NoneType": "None",
     "Path": "the path of a directory or a file",
     "Linear": "podracer.Linear(1e-3, 0.0)",
+    "Context": "podracer.Context(rollout_length=16)",
+    "Orders": "podracer.drivers.progress.Orders(10) for 10 updates",
+    "TrainState": "the state of a run, such as driver.init(jax.random.key(0))",
     "Agent": "an agent that was built, such as podracer.PPO().build(spec)",
     "Settings": "an agent, such as podracer.PPO()",
     "LearnerState": "the state of a learner, as podracer.load returns it after the agent",
@@ -140,7 +143,7 @@ def _bind(
 
 
 def _title(owner: Any) -> str:
-    return owner.__qualname__.removesuffix(".__init__")
+    return owner.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
 
 
 @functools.cache

@@ -29,6 +29,7 @@ from podracer.types import (
     Carry,
     Discrete,
     EnvironmentSpec,
+    LearnerState,
     MultiDiscrete,
     Params,
     TimeStep,
@@ -176,10 +177,17 @@ def make_evaluator(
     env = environment.evaluation_environment(env)
     if isinstance(env, environment.HostEnvironments):
         return _host_evaluator(agent, env, rule, episodes, max_steps)
-    return ProgramEvaluator(
-        jax.jit(partial(play_episodes, agent, env, rule, episodes, max_steps)),
-        lambda params, run_key, update=0: (params, run_key, jnp.uint32(update)),
-    )
+    program = jax.jit(partial(play_episodes, agent, env, rule, episodes, max_steps))
+    return ProgramEvaluator(program, evaluation_inputs)
+
+
+@typed
+def evaluation_inputs(params: Params, run_key: Any, update: Any = 0) -> tuple[Any, ...]:
+    """Return an evaluator's arguments. Raises `ConfigError` for a state and for what is no key."""
+    is_state = isinstance(params, LearnerState) or hasattr(params, "learner")
+    if is_state or not isinstance(run_key, jax.Array):
+        raise ConfigError("an evaluator takes (agent.actor_params(state), jax.random.key(0)).")
+    return params, run_key, jnp.uint32(update)
 
 
 @struct
@@ -298,7 +306,7 @@ def _host_evaluator(
     act = jax.jit(partial(rule.act, agent))
     logged = set[str]()  # kinds of faults, over all evaluations of a run
 
-    def evaluate(params: Params, run_key: jax.Array, update: int | jax.Array = 0) -> Evaluation:
+    def evaluate(params: Params, run_key: jax.Array, update: Any = 0) -> Evaluation:
         returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int32)
         is_over, actions = np.zeros(episodes, bool), np.zeros(episodes, np.uint32)
         broken = np.int32(0)
@@ -320,10 +328,8 @@ def _host_evaluator(
         played, broken = from_first_process((played, broken))
         return dataclasses.replace(to_evaluation(played), broken=int(broken))
 
-    def arguments(
-        params: Params, run_key: jax.Array, update: int | jax.Array = 0
-    ) -> tuple[Any, ...]:
-        params, key, _ = _acting_inputs(params, run_key, update)
+    def arguments(*inputs: Any) -> tuple[Any, ...]:
+        params, key, _ = _acting_inputs(*inputs)
         timestep = blank_timestep(env.spec, episodes)
         indices = np.arange(episodes, dtype=np.uint32)
         return params, agent.carry(episodes), timestep, key, indices, np.uint32(1)
@@ -331,13 +337,11 @@ def _host_evaluator(
     return ProgramEvaluator(act, arguments, evaluate)
 
 
-def _acting_inputs(
-    params: Params, run_key: jax.Array, update: int | jax.Array
-) -> tuple[Params, jax.Array, jax.Array]:
+def _acting_inputs(*inputs: Any) -> tuple[Params, jax.Array, jax.Array]:
     """Return parameters, an evaluation's key and its environments' seed, on one local device."""
-    replicated = (params, jax.random.key_data(run_key), jnp.uint32(update))
-    params, data, update_on_device = on_one_device(replicated)
-    key = evaluation_key(jax.random.wrap_key_data(data), update_on_device)
+    params, run_key, update = evaluation_inputs(*inputs)
+    params, data, update = on_one_device((params, jax.random.key_data(run_key), update))
+    key = evaluation_key(jax.random.wrap_key_data(data), update)
     return params, key, jax.random.bits(key)
 
 

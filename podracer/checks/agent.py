@@ -13,7 +13,8 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
 
-from podracer.agent import Agent, Blueprint, policy_params
+from podracer.agent import Agent, Blueprint, Context, policy_params
+from podracer.arguments import refusal
 from podracer.checks.errors import ARRAYS, structure_change, trace, type_text
 from podracer.devices.mesh import DATA, REPLICATED
 from podracer.devices.ordering import call_in_order, is_reduction, scan_parts
@@ -62,12 +63,14 @@ def check_fields(settings: Any) -> None:
 
 def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int = 2) -> None:
     """Raise `ConfigError` if an agent breaks its contract, see `podracer.check_agent`."""
-    settings, length = blueprint.settings, blueprint.context.rollout_length
+    settings, context = blueprint.settings, blueprint.context
+    if not isinstance(context, Context):
+        raise ConfigError(refusal("Blueprint.context", context, Context))
     check_fields(settings)
     name = blueprint.name
     # The settings are an argument: their float leaves must not steer Python control flow.
     _trace(name, "build", lambda b: (b.settings.build(b.spec, b.context), ())[1], blueprint)
-    built = settings.build(blueprint.spec, blueprint.context)
+    built = settings.build(blueprint.spec, context)
     if not isinstance(built, Agent):
         raise ConfigError(f"{name}.build must return a podracer.Agent, not {_kind(built)}.")
     built = dataclasses.replace(built, name=name)
@@ -82,7 +85,7 @@ def check_agent(blueprint: Blueprint, *, num_envs: int = 256, num_devices: int =
                 f"{name}.init: local{path} must lead with num_envs ({num_envs}) or a number that "
                 f"divides it, but its shape is {leaf.shape}."
             )
-    trajectory = _check_act(blueprint, built, state, num_envs, length)
+    trajectory = _check_act(blueprint, built, state, num_envs, context.rollout_length)
 
     def learn(
         blueprint: Blueprint, state: Any, trajectory: Any, key: Any

@@ -133,6 +133,7 @@ class Anakin(Driver):
         lowered = program.lower(blueprint, self.abstract_state, abstract_request(self.mesh))
         return lambda: partial(check_program_memory(lowered.compile(), self.mesh), blueprint)
 
+    @typed
     def run(self, state: TrainState, orders: Orders) -> Generator[Progress]:
         """Train from `state` (consumed) until the updates of `orders` are done.
 

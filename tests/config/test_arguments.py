@@ -6,6 +6,7 @@ import re
 from functools import partial
 
 import gymnasium
+import jax
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from podracer.arguments import refusal
 from podracer.config.serialization import to_json
 from podracer.drivers.anakin import Anakin
 from podracer.drivers.population import Pod, Population
+from podracer.drivers.progress import Orders
 from podracer.drivers.sebulba.driver import Sebulba
 from podracer.envs.catch import Catch
 from podracer.envs.lifetimes import Lifetimes
@@ -24,6 +26,10 @@ from podracer.tournament.config import Tournament
 
 SPEC = Catch().spec
 CONFIG = podracer.AnakinConfig()
+AGENT = podracer.PPO().build(SPEC)
+STATE = podracer.LearnerState(())
+EVALUATE = podracer.make_evaluator(AGENT, Catch(), 2)
+DRIVER = Anakin(podracer.PPO(), Catch(), CONFIG)
 
 
 class Tank(gymnasium.Env):
@@ -78,6 +84,16 @@ def tank(**options):
             lambda: Population(podracer.PPO(), [Pod(0)], Catch(), podracer.SebulbaConfig()),
             "Population: config cannot be an object of class SebulbaConfig",
         ),
+        (lambda: EVALUATE(STATE, jax.random.key(0)), "takes (agent.actor_params(state), jax.ran"),
+        (lambda: EVALUATE(jax.random.key(0), {}), "an evaluator takes (agent.actor_params(st"),
+        (lambda: DRIVER.run(DRIVER.abstract_state, 10), "orders cannot be 10: it must be podra"),
+        (lambda: DRIVER.run(STATE, Orders(1)), "state cannot be an object of class LearnerState:"),
+        (lambda: DRIVER.evaluator(2)(STATE), "evaluator: state cannot be an object of class Lear"),
+        (
+            lambda: Anakin(podracer.Blueprint(podracer.PPO(), SPEC, 16), Catch(), CONFIG),
+            "Blueprint.context cannot be 16: it must be podracer.Context(rollout_length=16).",
+        ),
+        (lambda: podracer.Gymnasium([Tank]), "is neither a registered id nor something to call"),
         (lambda: Population(podracer.PPO(), [Pod(0)], tank(), CONFIG), "Tank runs on the host, an"),
         (lambda: Anakin(podracer.PPO(), SPEC, CONFIG), "EnvironmentSpec is no environment, as it"),
         (lambda: Lifetimes(Tank()), "Tank is not a device environment, so it cannot have lifetim"),

@@ -76,6 +76,7 @@ class Sebulba(Driver):
     def lower(self) -> Callable[[], UpdateProgram]:
         return lower_update(self.blueprint, self.split, self.config, self.abstract_state)
 
+    @typed
     def run(self, state: TrainState, orders: Orders) -> Generator[Progress]:
         """Train from `state` (consumed) until the updates of `orders` are done, as Anakin does.
 

@@ -101,6 +101,11 @@ class Gymnasium:
 
     def __post_init__(self) -> None:
         check_ranges(self, "")
+        if not (isinstance(self.environment, str) or callable(self.environment)):
+            raise ConfigError(
+                f"{self.environment!r} is neither a registered id nor something to call, such as "
+                "the class of an environment."
+            )
         if self.workers not in (0, None):
             raise ConfigError(
                 f"workers must be 0, for this process, or None, not {self.workers}: a driver says "

@@ -196,11 +196,6 @@ def _entry(name: str, factory: Factory) -> Any:
 
     environment: Any = factory.environment
     if not isinstance(environment, str):
-        if not callable(environment):
-            raise ConfigError(
-                f"{name} is neither a registered id nor something to call, such as the class of an "
-                "environment."
-            )
         if factory.options:
             raise ConfigError(f"{name} takes no arguments: bind them by functools.partial.")
         return environment
