@@ -163,11 +163,13 @@ def _function(name: str) -> Callable[..., Experiment]:
 
 def _suggestion(name: str, recipes: Sequence[str]) -> str:
     """Return the end of an error message about an unknown recipe, such as ENVIRONMENT_AGENT."""
-    environment, _, agent = name.lower().rpartition("_")
+    name = name.lower()
+    environment, _, agent = name.rpartition("_")
     of_agent = [x for x in recipes if x == agent or x.partition("_")[2] == agent]
-    if not of_agent:
-        close = nearest(name, recipes)
-        return close if close.startswith("did") else "`podracer list recipes` names them."
+    if not of_agent:  # scattered letters in common are no likeness, but for the first one
+        candidates = difflib.get_close_matches(name, recipes, n=len(recipes), cutoff=0.6)
+        candidates += [x for x in recipes if x.startswith(name[:1])]
+        return nearest(name, candidates, "`podracer list recipes` names them.")
     environments = [x.partition("_")[0] for x in of_agent]
     if close := difflib.get_close_matches(environment, environments, n=1, cutoff=0.6):
         return f"did you mean {of_agent[environments.index(close[0])]}?"

@@ -264,6 +264,7 @@ MISTAKES = [
     ("-x", "There is no command '-x'"),
     ("eval", "eval needs RUN: write podracer eval RUN."),
     ("train cartpole_pp", "did you mean cartpole_ppo"),
+    ("train mario", "There is no recipe 'mario': `podracer list recipes` names them."),
     (
         "train catch --clip-epsilon 0.1",
         "train catch has no flag --clip-epsilon: it belongs to --agent PPO.",
