@@ -58,8 +58,8 @@ def find(name: str, **options: Any) -> Experiment:
     for key, parameter in _parameters(name).items():
         if parameter.default is parameter.empty and key not in options:
             raise ConfigError(
-                f"{name} needs a value of {key!r}, which has no default: add it, or name a "
-                "function that returns an Experiment."
+                f"{name} needs a value of {key!r}, which has no default: name a function that "
+                f"gives it one, or add --{key} to `podracer train`, `sweep` or `eval`."
             )
     try:
         experiment = function(**options)

@@ -344,6 +344,10 @@ MISTAKES_IN_FILES = [
     ("train folder/own.py", "is a file: in its folder name the module, own:FUNCTION."),
     ("train own:nothing", "the recipe nothing must return an Experiment, not NoneType."),
     ("train own:raises", "the recipe own:raises raised KeyError: 'x' (own.py, line 4)."),
+    (
+        "play run --recipe own:needs",
+        "gives it one, or add --x to `podracer train`, `sweep` or `eval`.",
+    ),
     ("train script:f", "script cannot be imported: SystemExit: 0 (script.py, line 3)."),
     ("check script:f", "There is no environment 'script:f': SystemExit: 0 (script.py, line 3)."),
     ("train own:unbuilt", "Experiment.agent cannot be the class A2C: write A2C(...)."),
