@@ -53,6 +53,7 @@ def facts(run: RunRecords) -> dict[str, str]:
     if isinstance(device, dict):
         device = f"{device.get('devices', 1)} x {device.get('kind', device.get('platform', '?'))}"
     versions, distinct = run.config.get("versions"), last("evaluation_distinct_episodes")
+    distinct = distinct if last("pods_failed") is None else None  # a mean over pods is no count
     of_all = f" of {settings['evaluation_episodes']}" if "evaluation_episodes" in settings else ""
     pace, compiled = values("frames_per_second"), values("time_compile")
     lag, largest_lag, queue = map(values, ("lag_mean", "lag_max", "queue_occupancy"))
@@ -69,7 +70,7 @@ def facts(run: RunRecords) -> dict[str, str]:
         "Ended early": end and f"{_ENDS[end]}, {settings.get(end, '')}",
         "Compile time": len(compiled) and clock(float(compiled.sum())),
         "Evaluation policy": evaluated and run.acting,
-        "Distinct episodes": distinct is not None and f"{distinct:.4g}{of_all}",
+        "Distinct episodes": distinct is not None and f"{distinct:,.0f}{of_all}",
         "Policy lag": len(lag) and f"{lag.mean():.2g} mean, {largest_lag.max(initial=0):.0f} max",
         "Queue": len(queue) and percent(queue[-1]),
         "Actors wait": shares and percent(shares.actors_wait),

@@ -25,7 +25,7 @@ from podracer.io import jsonl
 from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import Sinks, TensorBoardSink, read_metrics
 from podracer.reports.standings import LiveStandings
-from podracer.run.console import Console, Terminal
+from podracer.run.console import Console, Terminal, line
 from podracer.run.result import RunInfo
 from podracer.run.sweep import MAX_PODS, readable_records
 from podracer.tournament.events import Header, state_after
@@ -414,6 +414,12 @@ def test_a_broken_pipe_costs_only_the_console(warnings_logged):
     assert len(warnings_logged()) == 1
     with pytest.raises(BrokenPipeError):
         file.close()
+
+
+def test_a_line_counts_the_distinct_episodes_of_one_learner_alone():
+    record = {"updates": 1, "evaluation_return": 1.0, "evaluation_distinct_episodes": 12_345.0}
+    assert line(record, 10).endswith("distinct 12,345")
+    assert "distinct" not in line(record | {"pods_failed": 0.0}, 10)  # there it is a mean
 
 
 def test_a_terminal_that_nobody_reads_ends_no_process():
