@@ -75,9 +75,10 @@ def check_is_run(directory: Path) -> None:
     """Raise `ConfigError` if `directory` holds no run."""
     if not (directory / CONFIG).is_file():
         runs = sorted(path.parent for path in directory.glob(f"*/{CONFIG}"))
-        missing = f"{CONFIG} in it" if directory.is_dir() else "such directory"
+        reason = "it is a file" if directory.is_file() else "there is no such directory"
+        reason = f"there is no {CONFIG} in it" if directory.is_dir() else reason
         advice = f" itself, but others: name one, such as {runs[-1]}" if runs else ""
-        raise ConfigError(f"{directory} holds no run{advice or f': there is no {missing}'}.")
+        raise ConfigError(f"{directory} holds no run{advice or f': {reason}'}.")
 
 
 def encode_json(obj: Any) -> bytes:

@@ -308,7 +308,8 @@ MISTAKES = [
     ("train catch --run-dir runs/../../.x", "run name"),
     ("train catch --run-dir müller", "take 1 to 80 of A-Z, a-z, 0-9"),
     ("train catch --update-rule file", "is not an update rule"),
-    ("resume nowhere", "holds no run"),
+    ("resume nowhere", "nowhere holds no run: there is no such directory."),
+    ("eval file", "file holds no run: it is a file."),
 ]
 FILES = {  # of a user, in the working directory
     "broken.py": "def f(:\n",
