@@ -143,7 +143,7 @@ def _bind(
 
 
 def _title(owner: Any) -> str:
-    return owner.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
+    return owner.__qualname__.removesuffix(".__init__")
 
 
 @functools.cache

@@ -181,11 +181,11 @@ def make_evaluator(
     return ProgramEvaluator(program, evaluation_inputs)
 
 
-@typed
-def evaluation_inputs(params: Params, run_key: Any, update: Any = 0) -> tuple[Any, ...]:
+def evaluation_inputs(
+    params: Params, run_key: jax.Array, update: int | jax.Array = 0
+) -> tuple[Params, jax.Array, jax.Array]:
     """Return an evaluator's arguments. Raises `ConfigError` for a state and for what is no key."""
-    is_state = isinstance(params, LearnerState) or hasattr(params, "learner")
-    if is_state or not isinstance(run_key, jax.Array):
+    if isinstance(params, LearnerState) or not isinstance(run_key, jax.Array):
         raise ConfigError("an evaluator takes (agent.actor_params(state), jax.random.key(0)).")
     return params, run_key, jnp.uint32(update)
 
@@ -306,7 +306,7 @@ def _host_evaluator(
     act = jax.jit(partial(rule.act, agent))
     logged = set[str]()  # kinds of faults, over all evaluations of a run
 
-    def evaluate(params: Params, run_key: jax.Array, update: Any = 0) -> Evaluation:
+    def evaluate(params: Params, run_key: jax.Array, update: int | jax.Array = 0) -> Evaluation:
         returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int32)
         is_over, actions = np.zeros(episodes, bool), np.zeros(episodes, np.uint32)
         broken = np.int32(0)
@@ -328,8 +328,10 @@ def _host_evaluator(
         played, broken = from_first_process((played, broken))
         return dataclasses.replace(to_evaluation(played), broken=int(broken))
 
-    def arguments(*inputs: Any) -> tuple[Any, ...]:
-        params, key, _ = _acting_inputs(*inputs)
+    def arguments(
+        params: Params, run_key: jax.Array, update: int | jax.Array = 0
+    ) -> tuple[Any, ...]:
+        params, key, _ = _acting_inputs(params, run_key, update)
         timestep = blank_timestep(env.spec, episodes)
         indices = np.arange(episodes, dtype=np.uint32)
         return params, agent.carry(episodes), timestep, key, indices, np.uint32(1)
@@ -337,9 +339,11 @@ def _host_evaluator(
     return ProgramEvaluator(act, arguments, evaluate)
 
 
-def _acting_inputs(*inputs: Any) -> tuple[Params, jax.Array, jax.Array]:
+def _acting_inputs(
+    params: Params, run_key: jax.Array, update: int | jax.Array
+) -> tuple[Params, jax.Array, jax.Array]:
     """Return parameters, an evaluation's key and its environments' seed, on one local device."""
-    params, run_key, update = evaluation_inputs(*inputs)
+    params, run_key, update = evaluation_inputs(params, run_key, update)
     params, data, update = on_one_device((params, jax.random.key_data(run_key), update))
     key = evaluation_key(jax.random.wrap_key_data(data), update)
     return params, key, jax.random.bits(key)

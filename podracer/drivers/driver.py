@@ -14,7 +14,6 @@ import jax
 from jax.sharding import Mesh
 
 from podracer.agent import Blueprint, Context, Settings, check_policy, policy_params
-from podracer.arguments import typed
 from podracer.checks import check_spec
 from podracer.devices.machine import schedulable_cores
 from podracer.devices.memory import format_bytes, free_bytes
@@ -125,12 +124,11 @@ class Driver(abc.ABC):
         check_policy(self.agent, "take `evaluations=0`")
         play = make_evaluator(self.agent, self.env, episodes, policy=policy, epsilon=epsilon)
 
-        @typed
-        def evaluator(state: TrainState) -> tuple[Any, ...]:
+        def inputs(state: TrainState) -> tuple[Any, ...]:
             params = policy_params(self.agent, state.learner)
             return params, state.key, 0 if fixed else state.update
 
-        return play.after(evaluator)
+        return play.after(inputs)
 
     def continues_episodes(self, state: TrainState) -> bool:
         """Return whether training from a state goes on within the episodes of its environments.
@@ -184,8 +182,10 @@ def checked_size(state: TrainState, mesh: Mesh) -> int:
     """
 
     def size(part: Any) -> int:
-        leaves = jax.tree.leaves(part)
-        return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
+        return sum(
+            math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+            for x in jax.tree.leaves(part)
+        )
 
     is_cpu = mesh.devices.flat[0].platform == "cpu"
     needed, local = size(state), size(state.learner.local)

@@ -304,12 +304,10 @@ class Run:
         self.driver.compile_in_thread()  # compiles side by side with that of the initial state
         if begin is None:
             return self.driver.init(self.experiment.key), {}
-        match begin.first_state(self.driver, self.experiment.key):
-            case (TrainState() as state, resume.Totals() as totals, *saved):
-                self.recorder.restore(totals)
-                # The files of records that another run's checkpoint seals are in its directory.
-                return state, {**saved[0], "records": {}} if saved else {}
-        raise ConfigError("`begin` must return driver.init(key) and podracer.run.resume.Totals().")
+        state, totals, *saved = begin.first_state(self.driver, self.experiment.key)
+        self.recorder.restore(totals)
+        # The files of records that a checkpoint of another run seals are in that run's directory.
+        return state, {**saved[0], "records": {}} if saved else {}
 
     def _restored_state(self) -> tuple[TrainState, Mapping[str, Any]] | None:
         """Return the newest checkpoint, None if the run ended before its first save."""

@@ -88,7 +88,6 @@ def tank(**options):
         (lambda: EVALUATE(jax.random.key(0), {}), "an evaluator takes (agent.actor_params(st"),
         (lambda: DRIVER.run(DRIVER.abstract_state, 10), "orders cannot be 10: it must be podra"),
         (lambda: DRIVER.run(STATE, Orders(1)), "state cannot be an object of class LearnerState:"),
-        (lambda: DRIVER.evaluator(2)(STATE), "evaluator: state cannot be an object of class Lear"),
         (
             lambda: Anakin(podracer.Blueprint(podracer.PPO(), SPEC, 16), Catch(), CONFIG),
             "Blueprint.context cannot be 16: it must be podracer.Context(rollout_length=16).",
