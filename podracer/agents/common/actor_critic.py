@@ -26,6 +26,7 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    action_mask,
 )
 
 
@@ -63,7 +64,8 @@ def build_network(
         plain_network = join({n: x.build(spec.observation, h) for n, (x, h) in parts.items()})
     if free_std:
         return _with_free_std(plain_network, names, size)
-    return _with_masks(plain_network, spec, names)
+    is_masked = any(action_mask(x.observation) is not None for x in (spec, *spec.agents.values()))
+    return _with_masks(plain_network, spec, names) if is_masked else plain_network
 
 
 def _with_masks(network: Network, spec: EnvironmentSpec, policies: Sequence[str]) -> Network:
