@@ -344,8 +344,9 @@ def _acting_inputs(
 ) -> tuple[Params, jax.Array, jax.Array]:
     """Return parameters, an evaluation's key and its environments' seed, on one local device."""
     params, run_key, update = evaluation_inputs(params, run_key, update)
-    params, data, update = on_one_device((params, jax.random.key_data(run_key), update))
-    key = evaluation_key(jax.random.wrap_key_data(data), update)
+    replicated = (params, jax.random.key_data(run_key), update)
+    params, data, update_on_device = on_one_device(replicated)
+    key = evaluation_key(jax.random.wrap_key_data(data), update_on_device)
     return params, key, jax.random.bits(key)
 
 

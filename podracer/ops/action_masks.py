@@ -32,7 +32,7 @@ def component_masks(spec: EnvironmentSpec, observation: PyTree) -> Iterator[Any]
 
 def joint_mask(spec: EnvironmentSpec, observation: PyTree) -> Any | None:
     """Return the mask bool `[*b, sum of n]` of all components, None where it allows all."""
-    if not spec.agents:
+    if not spec.agents or isinstance(spec.action, Continuous):
         return action_mask(observation)
     masks = list(component_masks(spec, observation))
     shapes = [mask.shape[:-1] for mask in masks if mask is not None]
